@@ -1,0 +1,42 @@
+"""Where meshinfer keeps its things; the environment is read here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """The folders of one installation; all are made on first use."""
+
+    home: Path
+
+    @property
+    def models(self) -> Path:
+        """One JSON manifest per model, named by the model."""
+        return self.home / "models"
+
+    @property
+    def blobs(self) -> Path:
+        """Content-addressed files, named by their SHA-256."""
+        return self.home / "blobs"
+
+    @property
+    def downloads(self) -> Path:
+        """What was fetched to make models from; may be deleted at any time."""
+        return self.home / "downloads"
+
+    @property
+    def work(self) -> Path:
+        """Half-made things; never read by anything but their maker."""
+        return self.home / "work"
+
+
+def folders(home: str | os.PathLike[str] | None = None) -> Folders:
+    """The folders under `home`, else $MESHINFER_HOME, else the user's data folder."""
+    chosen = home or os.environ.get("MESHINFER_HOME") or platformdirs.user_data_dir("meshinfer", appauthor=False)
+    return Folders(Path(chosen).expanduser().resolve())

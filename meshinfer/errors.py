@@ -1,0 +1,86 @@
+"""The one tree of errors: every failure a user can meet is one of these, with one clear line.
+
+Third-party errors (OpenVINO, the operating system, HTTP) are converted where they are met, once.
+Whether a caller may try again depends on the type, never on the text.
+"""
+
+from __future__ import annotations
+
+
+class MeshinferError(Exception):
+    """Anything that went wrong in a way a person can act on; `str()` is one line."""
+
+    exit_code = 1
+
+
+class InputError(MeshinferError):
+    """What the user gave cannot work as it is; nothing was written."""
+
+    exit_code = 2
+
+
+class SourceError(InputError):
+    """A model source that is unknown, unreachable, unsupported or not a language model."""
+
+
+class MissingExtraError(SourceError):
+    """The source needs an optional part of meshinfer that is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        self.extra = extra
+        super().__init__(f"{what} needs the '{extra}' extra: pip install 'meshinfer[{extra}]'")
+
+
+class CutError(SourceError):
+    """The model's graph cannot be cut into layers; says where it stopped."""
+
+
+class ModelNotFoundError(InputError):
+    """No model of that name is in the store."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        self.name = name
+        have = ", ".join(sorted(known)) or "none yet"
+        super().__init__(f"no model '{name}' here (have: {have}); add it with: meshinfer model add {name}")
+
+
+class CorruptFileError(InputError):
+    """A file whose bytes are not the ones its name promises."""
+
+    def __init__(self, what: str, expected: str, actual: str) -> None:
+        self.expected, self.actual = expected, actual
+        super().__init__(f"{what} is damaged: sha256 should be {expected}, is {actual}")
+
+
+class NoSpaceError(InputError):
+    """The disk has not enough free space for what is about to be written."""
+
+    def __init__(self, folder: str, needed_bytes: int, free_bytes: int) -> None:
+        self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
+        super().__init__(
+            f"not enough space in {folder}: {needed_bytes / 1e6:.0f} MB needed, {free_bytes / 1e6:.0f} MB free"
+        )
+
+
+class RangeError(InputError):
+    """A range of shards that the model does not have."""
+
+
+class ContextLengthError(InputError):
+    """A prompt longer than the model's context."""
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        self.prompt_tokens, self.context_tokens = prompt_tokens, context_tokens
+        super().__init__(f"the prompt has {prompt_tokens} tokens, the context of this model holds {context_tokens}")
+
+
+class KvBudgetError(InputError):
+    """The KV memory budget cannot hold what was asked for."""
+
+
+class DeviceError(InputError):
+    """A device that is missing or cannot run the model."""
+
+
+class VerificationError(MeshinferError):
+    """A shard set that does not reproduce its model."""

@@ -1,0 +1,212 @@
+"""Cut an OpenVINO language model into shards: embedding, layers, head; each a self-contained IR.
+
+The original graph is edited in place for one shard at a time and put back, so that the peak memory
+is one layer plus the memory-mapped weights. What depends only on inputs (rotary tables, masks) is
+copied into every shard that needs it; a shape taken from another shard's tensor is taken from an
+equal dimension of a tensor the shard has itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from meshinfer.errors import CutError
+from meshinfer.shards.dims import Dims, probe_dims
+from meshinfer.shards.graph import Graph, Tensor
+from meshinfer.shards.layers import Layout, find_layout
+from meshinfer.shards.ports import boundary_name, output_name, snapshot
+
+@dataclass
+class Cutter:
+    """One model on the table. `shard(i)` yields shard i as a model that lives as long as the block."""
+
+    model: ov.Model
+    graph: Graph = field(init=False)
+    layout: Layout = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.graph, self._nodes = snapshot(self.model)
+        self.layout = find_layout(self.graph)
+        self._dims: Dims = probe_dims(self.model, self._nodes)
+        self._owned: dict[int, list[int]] = {}
+        for position, shard in self.layout.shard_of.items():
+            self._owned.setdefault(shard, []).append(position)
+
+    @property
+    def shards(self) -> int:
+        return self.layout.shards
+
+    @contextmanager
+    def shard(self, index: int) -> Iterator[ov.Model]:
+        """Shard `index`: inputs and outputs carry the boundary's names. Raises CutError."""
+        edit = _Edit(self, index)
+        try:
+            yield edit.build()
+        finally:
+            edit.undo()
+
+    def output(self, tensor: Tensor) -> ov.Output:
+        return self._nodes[tensor[0]].output(tensor[1])
+
+    def node(self, position: int) -> ov.Node:
+        return self._nodes[position]
+
+    def dims(self, tensor: Tensor) -> tuple[tuple[int, ...], ...] | None:
+        return self._dims.get(tensor)
+
+    def owned(self, shard: int) -> list[int]:
+        """Positions of the ops that belong to a shard alone, in topological order."""
+        return sorted(self._owned.get(shard, []))
+
+
+class _Edit:
+    """The edges that were moved for one shard, and the way back."""
+
+    def __init__(self, cutter: Cutter, index: int) -> None:
+        self._cut, self._index = cutter, index
+        self._graph, self._layout = cutter.graph, cutter.layout
+        self._moved: list[tuple[Any, Any]] = []
+        self._parameters: dict[Tensor, ov.Node] = {}
+        incoming = self._layout.boundaries[index - 1] if index else ()
+        for number, tensor in enumerate(incoming):
+            source = cutter.output(tensor)
+            parameter = ops.parameter(_free_shape(source), source.get_element_type(), boundary_name(number))
+            parameter.output(0).set_names({boundary_name(number)})
+            self._parameters[tensor] = parameter
+
+    def build(self) -> ov.Model:
+        last = self._index == len(self._layout.boundaries)
+        results = []
+        if last:
+            (result,) = self._graph.find("Result")
+            outgoing: tuple[Tensor, ...] = (self._graph.ops[result].inputs[0],)
+        else:
+            outgoing = self._layout.boundaries[self._index]
+        sinks = [p for p in self._graph.find("Assign") if self._layout.shard_of.get(p) == self._index]
+        reached = self._walk([tensor[0] for tensor in outgoing if tensor not in self._parameters] + sinks)
+        for number, tensor in enumerate(outgoing):
+            passed = self._parameters.get(tensor)
+            result_node = ops.result(passed.output(0) if passed else self._cut.output(tensor))
+            result_node.set_friendly_name("logits" if last else output_name(boundary_name(number)))
+            result_node.output(0).set_names({result_node.get_friendly_name()})
+            results.append(result_node)
+        inputs = [self._cut.node(p) for p in sorted(reached) if self._graph.ops[p].type == "Parameter"]
+        parameters = [*self._parameters.values(), *inputs]
+        name = f"shard{self._index:03d}"
+        try:
+            return ov.Model(results, [self._cut.node(p) for p in sinks], parameters, name)
+        except RuntimeError as error:
+            raise CutError(f"shard {self._index} is not a whole graph: {error}") from error
+
+    def undo(self) -> None:
+        for target, source in reversed(self._moved):
+            target.replace_source_output(source)
+        self._moved.clear()
+
+    def _walk(self, roots: list[int]) -> set[int]:
+        """Everything the roots need, with each edge from outside moved to something the shard has."""
+        reached = set(roots)
+        pending = list(roots)
+        while pending:
+            position = pending.pop()
+            op = self._graph.ops[position]
+            for port, tensor in enumerate(op.inputs):
+                if tensor in self._parameters:
+                    self._move(position, port, self._parameters[tensor].output(0))
+                elif not self._foreign(tensor):
+                    if tensor[0] not in reached:
+                        reached.add(tensor[0])
+                        pending.append(tensor[0])
+                elif op.type == "ShapeOf":
+                    source = self._borrow_shape(position, tensor)
+                    if source is not None and source[0] not in reached:
+                        reached.add(source[0])
+                        pending.append(source[0])
+                else:
+                    raise CutError(
+                        f"shard {self._index} needs the value of {self._graph.ops[tensor[0]].name} from another shard"
+                    )
+        return reached
+
+    def _move(self, position: int, port: int, source: ov.Output) -> None:
+        target = self._cut.node(position).input(port)
+        self._moved.append((target, target.get_source_output()))
+        target.replace_source_output(source)
+
+    def _foreign(self, tensor: Tensor) -> bool:
+        if self._graph.ops[tensor[0]].name == "input_ids" and self._index:
+            return True
+        return self._layout.shard_of.get(tensor[0], self._index) != self._index
+
+    def _borrow_shape(self, shape_of: int, tensor: Tensor) -> Tensor | None:
+        """Let a `ShapeOf` read a tensor of this shard that agrees with `tensor` in every dimension that is used.
+
+        Returns that tensor where it is an op of the graph, None where it is an incoming boundary tensor.
+        """
+        wanted = self._cut.dims(tensor)
+        name = self._graph.ops[tensor[0]].name
+        if wanted is None:
+            raise CutError(f"shard {self._index} needs the shape of {name}, which cannot be predicted")
+        picked = self._picked_dims(shape_of, len(wanted))
+        own = [p for p in self._cut.owned(self._index) if self._graph.ops[p].type != "Assign"]
+        alike = [(p, 0) for p in own if self._graph.ops[p].type == self._graph.ops[tensor[0]].type]
+        whole = [t for t in alike if self._cut.dims(t) == wanted]
+        for other in [*whole, *self._parameters, *((p, 0) for p in own)]:
+            dims = self._cut.dims(other)
+            if dims is None or len(dims) < len(wanted) or any(dims[d] != wanted[d] for d in picked or range(len(wanted))):
+                continue
+            if other in self._parameters:
+                self._move(shape_of, 0, self._parameters[other].output(0))
+            elif self._acyclic(other[0], shape_of):
+                self._move(shape_of, 0, self._cut.output(other))
+            else:
+                continue
+            if picked is None and len(dims) > len(wanted):
+                self._keep_leading_dims(shape_of, len(wanted))
+            return None if other in self._parameters else other
+        raise CutError(f"shard {self._index} needs the shape of {name} and has no tensor of that shape")
+
+    def _keep_leading_dims(self, shape_of: int, count: int) -> None:
+        """Let the readers of a whole shape see only its first `count` entries."""
+        shape = self._cut.node(shape_of).output(0)
+        readers = list(shape.get_target_inputs())
+        parts = [ops.constant(np.arange(count)), ops.constant(np.int64(0))]
+        leading = ops.gather(shape, *parts)
+        for node, label in zip([leading, *parts], ("leading", "leading/indices", "leading/axis"), strict=True):
+            # a name of our own: a generated one could be that of another op in another shard
+            node.set_friendly_name(f"{self._graph.ops[shape_of].name}/{label}")
+        for target in readers:
+            self._moved.append((target, shape))
+            target.replace_source_output(leading.output(0))
+
+    def _acyclic(self, position: int, shape_of: int) -> bool:
+        return shape_of not in self._graph.ancestors(
+            [position], through_shapes=True, stop=self._parameters
+        )
+
+    def _picked_dims(self, shape_of: int, rank: int) -> list[int] | None:
+        """The dimensions picked out of a shape by constant indices; None where it is used as a whole."""
+        picked: set[int] = set()
+        for target in self._cut.node(shape_of).output(0).get_target_inputs():
+            user = target.get_node()
+            indices = user.input_value(1).get_node() if user.get_type_name() == "Gather" else None
+            if indices is None or target.get_index() or indices.get_type_name() != "Constant":
+                return None
+            values = [int(value) for value in indices.get_data().reshape(-1)]
+            if min(values) < 0:  # counted from the end: the rank matters
+                return None
+            picked.update(values)
+        return sorted(picked)
+
+
+def _free_shape(source: ov.Output) -> ov.PartialShape:
+    """[batch, sequence, ...] with the first two left open."""
+    shape = source.get_partial_shape()
+    return ov.PartialShape([ov.Dimension(-1) if axis < 2 else dim for axis, dim in enumerate(shape)])

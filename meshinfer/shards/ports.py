@@ -1,0 +1,39 @@
+"""What the ports of a shard are called, and how an OpenVINO model becomes a plain `Graph`."""
+
+from __future__ import annotations
+
+import openvino as ov
+
+from meshinfer.shards.graph import Graph, Op
+
+HIDDEN = "hidden_states"
+
+
+def boundary_name(index: int) -> str:
+    """Name of the tensor at `index` of a boundary's list."""
+    return HIDDEN if index == 0 else f"{HIDDEN}.{index}"
+
+
+def output_name(name: str) -> str:
+    """Name a boundary tensor has where it leaves a shard (one model cannot name two tensors alike)."""
+    return f"{name}.out"
+
+
+def snapshot(model: ov.Model) -> tuple[Graph, list[ov.Node]]:
+    """The model as a `Graph`, and its nodes in the same order."""
+    nodes = list(model.get_ordered_ops())
+    position = {node.get_name(): index for index, node in enumerate(nodes)}
+
+    def op(node: ov.Node) -> Op:
+        inputs = tuple((position[value.get_node().get_name()], value.get_index()) for value in node.input_values())
+        shapes = [output.get_partial_shape() for output in node.outputs()]
+        ranks = tuple(s.rank.get_length() if s.rank.is_static else None for s in shapes)
+        name = _input_name(node) if node.get_type_name() == "Parameter" else node.get_friendly_name()
+        return Op(node.get_type_name(), name, inputs, ranks)
+
+    return Graph(tuple(op(node) for node in nodes)), nodes
+
+
+def _input_name(node: ov.Node) -> str:
+    names = sorted(node.output(0).get_names())
+    return names[0] if names else node.get_friendly_name()

@@ -1,0 +1,288 @@
+"""The store: every file once, under its SHA-256; every model a manifest that names its files.
+
+Blobs and manifests change only under one lock that is held for moments. An adder is a session with a folder in
+`work/`, whose own lock lives as long as its process; what it has put into `blobs/` is pinned in that folder until
+its manifest is saved. Collection deletes what no manifest names and no living session pins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from meshinfer.config import Folders
+from meshinfer.errors import CorruptFileError, InputError, ModelNotFoundError, NoSpaceError, SourceError
+from meshinfer.shards import disk
+from meshinfer.shards.manifest import FileRef, Manifest, from_json
+from meshinfer.types import Sha256
+
+LOCK_TIMEOUT_S = 120.0
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{digit}" for port in ("com", "lpt") for digit in range(10)}
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def model_name(text: str) -> str:
+    """The name a model has in the store: `text` in lower case. Raises InputError where no file could be called so."""
+    name = text.lower()
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"'{text}' is no model name: 1 to 64 of a-z, 0-9, '.', '_' and '-', the first of them a letter or digit"
+        )
+    if name.split(".")[0] in _RESERVED:
+        raise InputError(f"'{text}' is no model name: Windows keeps '{name.split('.')[0]}' for itself")
+    return name
+
+
+@dataclass(frozen=True)
+class _Session:
+    """One adding in progress: a folder, its lock, and the list of blobs it needs."""
+
+    folder: Path
+    lock: FileLock
+
+    @property
+    def files(self) -> Path:
+        return self.folder / "files"
+
+    def pin(self, sha256: Sha256) -> None:
+        with (self.folder / "pins").open("a", encoding="ascii") as stream:
+            stream.write(f"\n{sha256}\n")  # a line of its own even after one that a full disk cut short
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+class Store:
+    """The models of one machine. Several processes may use the same folders at once."""
+
+    def __init__(self, folders: Folders) -> None:
+        self.folders = folders
+        self._locks = folders.home / "locks"
+        self._sessions: list[_Session] = []
+        self._guard = threading.Lock()
+
+    @contextmanager
+    def adding(self, name: str, on_wait: Callable[[], None] | None = None) -> Iterator[Path]:
+        """Hold `name` while a model is added under it; yields a private folder that is gone afterwards.
+
+        A second process with the same name waits (`on_wait` is called first), and then finds the model in `names()`.
+        However this ends, files that belong to no saved model are deleted.
+        """
+        name = model_name(name)
+        with disk.converted(self.folders.home):
+            self._make_folders()
+            lock = FileLock(self._locks / f"{name}.model.lock", thread_local=False)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if on_wait:
+                    on_wait()
+                lock.acquire()
+        try:
+            session = self._open_session()
+            try:
+                yield session.files
+            finally:
+                self._close_session(session)
+        finally:
+            lock.release()
+
+    def add_file(self, path: Path, name: str, move: bool = True) -> FileRef:
+        """Put a file's bytes into the store; `name` is what the model calls it. Only inside `adding`.
+
+        With `move` the file itself is taken where the disk allows it, and is gone afterwards in any case. A blob that
+        is there already is replaced by the bytes just hashed, which heals it. Raises NoSpaceError, InputError.
+        """
+        with self._guard:
+            sessions = list(self._sessions)
+        if not sessions:
+            raise RuntimeError("add_file is called inside `with store.adding(name)`")
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        part = self.folders.blobs / f"{sessions[0].folder.name}.{secrets.token_hex(8)}.part"
+        with disk.converted(self.folders.blobs, size):
+            try:
+                taken = move and not path.is_symlink() and path.stat().st_dev == self.folders.blobs.stat().st_dev
+                if taken:
+                    sha256 = disk.sha256_of(path)
+                    disk.sync_file(path)
+                else:
+                    sha256 = disk.copy_hashed(path, part)
+                with self._locked():
+                    for session in sessions:
+                        session.pin(sha256)
+                    self._place(path if taken else part, sha256, size)
+                if move:
+                    path.unlink(missing_ok=True)
+            finally:
+                part.unlink(missing_ok=True)
+        return FileRef(name, sha256, size)
+
+    def path(self, ref: FileRef) -> Path:
+        """Where a file of a model lies, if it is here; `check` says whether it is and whether it is whole."""
+        if not _SHA256.fullmatch(ref.sha256):
+            raise SourceError(f"{ref.name} has no SHA-256 but '{ref.sha256}': not a model manifest")
+        return self.folders.blobs / ref.sha256
+
+    def check(self, ref: FileRef) -> None:
+        """Read a file and compare its hash. Raises CorruptFileError, or InputError where it is missing."""
+        path = self.path(ref)
+        try:
+            actual = disk.sha256_of(path)
+        except FileNotFoundError:
+            raise InputError(f"{ref.name} is missing ({path}): add the model again") from None
+        except OSError as error:
+            raise InputError(f"cannot read {ref.name} ({path}): {error.strerror}") from error
+        if actual != ref.sha256:
+            raise CorruptFileError(f"{ref.name} ({path})", ref.sha256, actual)
+
+    def save(self, manifest: Manifest, replace: bool = False) -> None:
+        """Write a manifest; from then on its files stay. Raises InputError where the name means another model."""
+        manifest = _named(manifest, model_name(manifest.name))
+        text = manifest.to_json()
+        with disk.converted(self.folders.models, len(text)):
+            self._make_folders()
+            with self._locked():
+                if not replace and manifest.name in self.names() and not self._same(manifest):
+                    raise InputError(f"'{manifest.name}' is another model already: replace it, or choose another name")
+                disk.write_atomic(self._manifest_path(manifest.name), text)
+
+    def load(self, name: str) -> Manifest:
+        """Read a manifest. Raises ModelNotFoundError, or SourceError where it is unreadable."""
+        name = model_name(name)
+        try:
+            data = self._manifest_path(name).read_bytes()
+        except FileNotFoundError:
+            raise ModelNotFoundError(name, self.names()) from None
+        except OSError as error:
+            raise InputError(f"cannot read {self._manifest_path(name)}: {error.strerror}") from error
+        return _named(from_json(data), name)
+
+    def names(self) -> list[str]:
+        """The names of all models, sorted."""
+        return sorted(path.stem for path in self.folders.models.glob("*.json") if _NAME.fullmatch(path.stem))
+
+    def remove(self, name: str) -> int:
+        """Forget a model and delete the files that only it needed; the bytes freed."""
+        name = model_name(name)
+        with disk.converted(self.folders.home):
+            self._make_folders()
+            with self._locked():
+                try:
+                    self._manifest_path(name).unlink()
+                except FileNotFoundError:
+                    raise ModelNotFoundError(name, self.names()) from None
+                return self._collect()
+
+    def require_space(self, needed_bytes: int, folder: Path | None = None) -> None:
+        """Raise NoSpaceError unless the disk of `folder` (the store's, if not given) has `needed_bytes` free."""
+        folder = folder or self.folders.blobs
+        free = disk.free_bytes(folder)
+        if free < needed_bytes:
+            raise NoSpaceError(str(folder), needed_bytes, free)
+
+    def _make_folders(self) -> None:
+        for folder in (self.folders.models, self.folders.blobs, self.folders.work, self._locks):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = FileLock(self._locks / "store.lock")
+        try:
+            lock.acquire(timeout=LOCK_TIMEOUT_S)
+        except Timeout:
+            raise InputError(f"another process holds {self._locks / 'store.lock'}: is one stopped?") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _manifest_path(self, name: str) -> Path:
+        return self.folders.models / f"{name}.json"
+
+    def _same(self, manifest: Manifest) -> bool:
+        try:
+            return self.load(manifest.name).fingerprint() == manifest.fingerprint()
+        except SourceError:
+            return False
+
+    def _place(self, source: Path, sha256: Sha256, size_bytes: int) -> None:
+        blob = self.folders.blobs / sha256
+        try:
+            disk.replace(source, blob)
+        except PermissionError:  # Windows: the blob is open in a process that runs the model
+            if not blob.is_file() or blob.stat().st_size != size_bytes:
+                raise
+
+    def _open_session(self) -> _Session:
+        with disk.converted(self.folders.work), self._locked():
+            self._sweep_sessions()
+            folder = self.folders.work / secrets.token_hex(8)
+            session = _Session(folder, FileLock(folder / "lock", thread_local=False))
+            session.files.mkdir(parents=True)
+            session.lock.acquire(timeout=0)
+        with self._guard:
+            self._sessions.append(session)
+        return session
+
+    def _close_session(self, session: _Session) -> None:
+        with self._guard:
+            self._sessions.remove(session)
+        with disk.converted(self.folders.work), self._locked():
+            session.lock.release()
+            shutil.rmtree(session.folder, ignore_errors=True)
+            self._collect()
+
+    def _sweep_sessions(self) -> None:
+        """Delete the folders of sessions whose process is gone: their lock is free. Call it under the lock."""
+        for folder in self.folders.work.iterdir():
+            lock = FileLock(folder / "lock", thread_local=False)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            except OSError:  # not a session's folder, or one that is half deleted
+                pass
+            else:
+                lock.release()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _collect(self) -> int:
+        """Delete blobs that no manifest names and no session pins; the bytes freed. Call it under the lock.
+
+        Manifests are searched for hashes, not parsed: one that this version cannot read keeps its files.
+        """
+        self._sweep_sessions()
+        sessions = list(self.folders.work.iterdir())
+        lists = [*self.folders.models.glob("*.json"), *(session / "pins" for session in sessions)]
+        wanted = {sha256 for path in lists if path.is_file() for sha256 in _SHA256.findall(path.read_text("latin-1"))}
+        alive = {session.name for session in sessions}
+        for part in self.folders.models.glob(".*.part"):
+            part.unlink(missing_ok=True)
+        freed = 0
+        for blob in self.folders.blobs.iterdir():
+            if blob.name in wanted or blob.name.split(".")[0] in alive:
+                continue
+            try:
+                size = blob.stat().st_size
+                blob.unlink()
+            except OSError:  # Windows: open in a process that still runs the model; the next collection gets it
+                continue
+            freed += size
+        return freed
+
+
+def _named(manifest: Manifest, name: str) -> Manifest:
+    return manifest if manifest.name == name else replace(manifest, name=name)

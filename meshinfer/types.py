@@ -1,0 +1,17 @@
+"""Identifiers shared by every package."""
+
+from __future__ import annotations
+
+from typing import Literal, NewType
+
+Sha256 = NewType("Sha256", str)
+"""A file's SHA-256 as 64 lower-case hex digits; the name of a file in the store."""
+
+SequenceId = NewType("SequenceId", int)
+"""One request's token stream inside a stage."""
+
+Precision = Literal["exact", "fast"]
+"""exact: f32 everywhere, equal to the unsplit model; fast: the device's own best."""
+
+KvBackend = Literal["paged", "stateful"]
+"""How a stage keeps its KV cache."""
