@@ -8,7 +8,7 @@ equal dimension of a tensor the shard has itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,8 @@ from meshinfer.errors import CutError
 from meshinfer.shards.dims import Dims, probe_dims
 from meshinfer.shards.graph import Graph, Tensor
 from meshinfer.shards.layers import Layout, find_layout
-from meshinfer.shards.ports import boundary_name, output_name, snapshot
+from meshinfer.shards.ports import boundary_name, output_name, parameter, snapshot
+
 
 @dataclass
 class Cutter:
@@ -77,9 +78,7 @@ class _Edit:
         incoming = self._layout.boundaries[index - 1] if index else ()
         for number, tensor in enumerate(incoming):
             source = cutter.output(tensor)
-            parameter = ops.parameter(_free_shape(source), source.get_element_type(), boundary_name(number))
-            parameter.output(0).set_names({boundary_name(number)})
-            self._parameters[tensor] = parameter
+            self._parameters[tensor] = parameter(boundary_name(number), source.get_element_type(), _free_shape(source))
 
     def build(self) -> ov.Model:
         last = self._index == len(self._layout.boundaries)
@@ -154,44 +153,54 @@ class _Edit:
         name = self._graph.ops[tensor[0]].name
         if wanted is None:
             raise CutError(f"shard {self._index} needs the shape of {name}, which cannot be predicted")
-        picked = self._picked_dims(shape_of, len(wanted))
-        own = [p for p in self._cut.owned(self._index) if self._graph.ops[p].type != "Assign"]
-        alike = [(p, 0) for p in own if self._graph.ops[p].type == self._graph.ops[tensor[0]].type]
-        whole = [t for t in alike if self._cut.dims(t) == wanted]
-        for other in [*whole, *self._parameters, *((p, 0) for p in own)]:
+        picked = self._picked_dims(shape_of)
+        for other in self._lenders(tensor, wanted):
             dims = self._cut.dims(other)
-            if dims is None or len(dims) < len(wanted) or any(dims[d] != wanted[d] for d in picked or range(len(wanted))):
+            if dims is None or not _agree(dims, wanted, range(len(wanted)) if picked is None else picked):
                 continue
-            if other in self._parameters:
-                self._move(shape_of, 0, self._parameters[other].output(0))
-            elif self._acyclic(other[0], shape_of):
-                self._move(shape_of, 0, self._cut.output(other))
-            else:
+            lent = self._parameters.get(other)
+            if lent is None and not self._acyclic(other[0], shape_of):
                 continue
+            source = lent.output(0) if lent else self._cut.output(other)
             if picked is None and len(dims) > len(wanted):
-                self._keep_leading_dims(shape_of, len(wanted))
-            return None if other in self._parameters else other
+                self._read_leading_dims(shape_of, source, len(wanted))
+            else:
+                self._move(shape_of, 0, source)
+            return None if lent else other
         raise CutError(f"shard {self._index} needs the shape of {name} and has no tensor of that shape")
 
-    def _keep_leading_dims(self, shape_of: int, count: int) -> None:
-        """Let the readers of a whole shape see only its first `count` entries."""
-        shape = self._cut.node(shape_of).output(0)
-        readers = list(shape.get_target_inputs())
-        parts = [ops.constant(np.arange(count)), ops.constant(np.int64(0))]
-        leading = ops.gather(shape, *parts)
-        for node, label in zip([leading, *parts], ("leading", "leading/indices", "leading/axis"), strict=True):
-            # a name of our own: a generated one could be that of another op in another shard
-            node.set_friendly_name(f"{self._graph.ops[shape_of].name}/{label}")
-        for target in readers:
-            self._moved.append((target, shape))
-            target.replace_source_output(leading.output(0))
+    def _lenders(self, tensor: Tensor, wanted: tuple[tuple[int, ...], ...]) -> list[Tensor]:
+        """This shard's tensors, the likeliest first: the same op of another layer, what comes in, the rest."""
+        own = [
+            (position, port)
+            for position in self._cut.owned(self._index)
+            for port in range(len(self._graph.ops[position].ranks))
+        ]
+        kind = self._graph.ops[tensor[0]].type
+        alike = [t for t in own if self._graph.ops[t[0]].type == kind and self._cut.dims(t) == wanted]
+        return [*alike, *self._parameters, *own]
+
+    def _read_leading_dims(self, shape_of: int, source: ov.Output, count: int) -> None:
+        """Let the readers of a whole shape see the first `count` dimensions of `source` instead.
+
+        The nodes get names of their own: a generated one could be that of another op in another shard.
+        """
+        old = self._cut.node(shape_of).output(0)
+        readers = list(old.get_target_inputs())
+        shape = ops.shape_of(source, old.get_element_type())
+        indices, axis = ops.constant(np.arange(count)), ops.constant(np.int64(0))
+        leading = ops.gather(shape, indices, axis)
+        name = f"{self._graph.ops[shape_of].name}/leading"
+        for node, suffix in ((shape, "/shape"), (indices, "/indices"), (axis, "/axis"), (leading, "")):
+            node.set_friendly_name(name + suffix)
+        for reader in readers:
+            self._moved.append((reader, old))
+            reader.replace_source_output(leading.output(0))
 
     def _acyclic(self, position: int, shape_of: int) -> bool:
-        return shape_of not in self._graph.ancestors(
-            [position], through_shapes=True, stop=self._parameters
-        )
+        return shape_of not in self._graph.ancestors([position], through_shapes=True, stop=self._parameters)
 
-    def _picked_dims(self, shape_of: int, rank: int) -> list[int] | None:
+    def _picked_dims(self, shape_of: int) -> set[int] | None:
         """The dimensions picked out of a shape by constant indices; None where it is used as a whole."""
         picked: set[int] = set()
         for target in self._cut.node(shape_of).output(0).get_target_inputs():
@@ -199,11 +208,13 @@ class _Edit:
             indices = user.input_value(1).get_node() if user.get_type_name() == "Gather" else None
             if indices is None or target.get_index() or indices.get_type_name() != "Constant":
                 return None
-            values = [int(value) for value in indices.get_data().reshape(-1)]
-            if min(values) < 0:  # counted from the end: the rank matters
-                return None
-            picked.update(values)
-        return sorted(picked)
+            picked.update(int(value) for value in indices.get_data().reshape(-1))
+        return picked
+
+
+def _agree(dims: tuple[tuple[int, ...], ...], wanted: tuple[tuple[int, ...], ...], picked: Iterable[int]) -> bool:
+    """Whether two shapes are alike in the picked dimensions; those below 0 count from the end."""
+    return all(-len(dims) <= d < len(dims) and dims[d] == wanted[d] for d in picked)
 
 
 def _free_shape(source: ov.Output) -> ov.PartialShape:

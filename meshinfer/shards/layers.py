@@ -104,7 +104,7 @@ def _choose(graph: Graph, spine: set[int], markers: set[int], candidates: list[_
         if between:
             cuts.append(between[-1])
         elif previous < 0:
-            raise CutError("cannot find where the embedding ends: several tensors cross every cut before the first layer")
+            raise CutError("cannot find where the embedding ends: no single tensor leads into the first layer")
         previous = marker
     after = [c for c in single if c.position > max(markers) and graph.rank(c.live[0]) == graph.rank(cuts[0].live[0])]
     return [*_split_shared(graph, markers, candidates, cuts), _head_cut(graph, spine, after)]
@@ -143,9 +143,7 @@ def _adds_two_hidden(graph: Graph, spine: set[int], position: int) -> bool:
     return op.type == "Add" and all(source in spine for source, _ in op.inputs)
 
 
-def _assign(
-    graph: Graph, hidden: set[int], spine: set[int], state: set[int], cuts: list[_Candidate]
-) -> dict[int, int]:
+def _assign(graph: Graph, hidden: set[int], spine: set[int], state: set[int], cuts: list[_Candidate]) -> dict[int, int]:
     shard_of: dict[int, int] = {}
     shard = 0
     for position in sorted(spine):

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from meshinfer.errors import RangeError, SourceError
-from meshinfer.types import Sha256
+from meshinfer.types import KvBackend, Sha256
 
 FORMAT_VERSION = 1
+
+_PREFERRED: tuple[KvBackend, ...] = ("paged", "stateful")
 
 ShardKind = Literal["embedding", "layer", "head"]
 
@@ -45,6 +47,8 @@ class ShardSpec:
     outputs: tuple[TensorSpec, ...]
     kv_bytes_per_token: int
     """Bytes of f32 KV cache one token takes in this shard."""
+    fixed_state_bytes: int = 0
+    """Bytes of f32 state a sequence takes whatever its length (convolutions, recurrences): it cannot be rewound."""
 
     @property
     def size_bytes(self) -> int:
@@ -56,7 +60,7 @@ class Verification:
     """How the composed shards compared with the unsplit model, on the same tokens in exact mode."""
 
     stages: int
-    kv: str
+    kv: KvBackend
     tokens: int
     max_abs_diff: float
     tokens_equal: bool
@@ -76,7 +80,10 @@ class Manifest:
     tokenizer: tuple[FileRef, ...]
     chat_template: str | None
     generation: dict[str, Any]
-    verification: Verification
+    verification: tuple[Verification, ...]
+    """One entry per KV back end that reproduces the model; the others cannot run it."""
+    bits: int | None = None
+    """What the weights were exported to, where the source left the choice."""
     versions: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
@@ -90,6 +97,12 @@ class Manifest:
     def kv_bytes_per_token(self) -> int:
         """Bytes of f32 KV cache one token takes in the whole model."""
         return sum(shard.kv_bytes_per_token for shard in self.shards)
+
+    @property
+    def kv_backends(self) -> tuple[KvBackend, ...]:
+        """The back ends that were seen to reproduce the model, the preferred one first."""
+        verified = {entry.kv for entry in self.verification}
+        return tuple(kv for kv in _PREFERRED if kv in verified)
 
     @property
     def files(self) -> tuple[FileRef, ...]:
@@ -118,12 +131,11 @@ def from_json(text: str | bytes) -> Manifest:
     try:
         data = json.loads(text)
         if data["format_version"] != FORMAT_VERSION:
-            raise SourceError(
-                f"this manifest has format {data['format_version']}, this meshinfer reads {FORMAT_VERSION}: add the model again"
-            )
+            theirs = data["format_version"]
+            raise SourceError(f"a manifest of format {theirs}, not {FORMAT_VERSION}: add the model again")
         data["shards"] = tuple(_shard(item) for item in data["shards"])
         data["tokenizer"] = tuple(FileRef(**item) for item in data["tokenizer"])
-        data["verification"] = Verification(**data["verification"])
+        data["verification"] = tuple(Verification(**item) for item in data["verification"])
         return Manifest(**data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SourceError(f"not a model manifest: {error}") from error

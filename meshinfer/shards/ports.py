@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import openvino as ov
+from openvino import opset13 as ops
 
 from meshinfer.shards.graph import Graph, Op
 
@@ -17,6 +18,14 @@ def boundary_name(index: int) -> str:
 def output_name(name: str) -> str:
     """Name a boundary tensor has where it leaves a shard (one model cannot name two tensors alike)."""
     return f"{name}.out"
+
+
+def parameter(name: str, kind: ov.Type, shape: ov.PartialShape) -> ov.Node:
+    """A model input called `name`, for people and for code."""
+    node = ops.parameter(shape, kind)
+    node.set_friendly_name(name)
+    node.output(0).set_names({name})
+    return node
 
 
 def snapshot(model: ov.Model) -> tuple[Graph, list[ov.Node]]:
@@ -35,5 +44,5 @@ def snapshot(model: ov.Model) -> tuple[Graph, list[ov.Node]]:
 
 
 def _input_name(node: ov.Node) -> str:
-    names = sorted(node.output(0).get_names())
-    return names[0] if names else node.get_friendly_name()
+    names: list[str] = sorted(node.output(0).get_names())
+    return names[0] if names else str(node.get_friendly_name())

@@ -1,7 +1,7 @@
 """The store: every file once, under its SHA-256; every model a manifest that names its files.
 
-Blobs and manifests change only under one lock that is held for moments. An adder is a session with a folder in
-`work/`, whose own lock lives as long as its process; what it has put into `blobs/` is pinned in that folder until
+Blobs and manifests change only under one lock that is held for moments. An adder is a session with a folder
+in `work/`, whose own lock lives as long as its process; what it has put into `blobs/` is pinned in that folder until
 its manifest is saved. Collection deletes what no manifest names and no living session pins.
 """
 
@@ -26,6 +26,8 @@ from meshinfer.shards.manifest import FileRef, Manifest, from_json
 from meshinfer.types import Sha256
 
 LOCK_TIMEOUT_S = 120.0
+
+_SESSIONS = "adding-*"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{digit}" for port in ("com", "lpt") for digit in range(10)}
@@ -229,7 +231,7 @@ class Store:
     def _open_session(self) -> _Session:
         with disk.converted(self.folders.work), self._locked():
             self._sweep_sessions()
-            folder = self.folders.work / secrets.token_hex(8)
+            folder = self.folders.work / _SESSIONS.replace("*", secrets.token_hex(8))
             session = _Session(folder, FileLock(folder / "lock", thread_local=False))
             session.files.mkdir(parents=True)
             session.lock.acquire(timeout=0)
@@ -247,13 +249,13 @@ class Store:
 
     def _sweep_sessions(self) -> None:
         """Delete the folders of sessions whose process is gone: their lock is free. Call it under the lock."""
-        for folder in self.folders.work.iterdir():
+        for folder in self.folders.work.glob(_SESSIONS):
             lock = FileLock(folder / "lock", thread_local=False)
             try:
                 lock.acquire(timeout=0)
             except Timeout:
                 continue
-            except OSError:  # not a session's folder, or one that is half deleted
+            except OSError:  # half deleted
                 pass
             else:
                 lock.release()
@@ -265,7 +267,7 @@ class Store:
         Manifests are searched for hashes, not parsed: one that this version cannot read keeps its files.
         """
         self._sweep_sessions()
-        sessions = list(self.folders.work.iterdir())
+        sessions = list(self.folders.work.glob(_SESSIONS))
         lists = [*self.folders.models.glob("*.json"), *(session / "pins" for session in sessions)]
         wanted = {sha256 for path in lists if path.is_file() for sha256 in _SHA256.findall(path.read_text("latin-1"))}
         alive = {session.name for session in sessions}

@@ -1,0 +1,49 @@
+"""From a range of shards in the store to the model that a stage compiles."""
+
+from __future__ import annotations
+
+import openvino as ov
+from openvino import opset13 as ops
+
+from meshinfer.engine.devices import converting, core
+from meshinfer.errors import InputError
+from meshinfer.shards.compose import compose
+from meshinfer.shards.manifest import Manifest, ShardSpec
+from meshinfer.shards.ports import HIDDEN, parameter
+from meshinfer.shards.store import Store
+
+ROWS = "rows"
+"""Input of a tail stage: which positions of the step the head is applied to, [rows] i64."""
+
+
+def assemble(store: Store, manifest: Manifest, start: int, stop: int, *, position_axis: int) -> ov.Model:
+    """The model of shards [start, stop), its head applied only to the rows asked for.
+
+    `position_axis` is the axis of the hidden states along which positions lie. Raises RangeError,
+    InputError for missing files, DeviceError where OpenVINO cannot read them.
+    """
+    specs = manifest.range(start, stop)
+    models = [_read(store, spec) for spec in specs]
+    if specs[-1].kind == "head":
+        _select_rows(models[-1], position_axis)
+    return compose(models, f"{manifest.name}-{start}-{stop}")
+
+
+def _read(store: Store, spec: ShardSpec) -> ov.Model:
+    for ref in (spec.graph, spec.weights):
+        path = store.path(ref)
+        if not path.is_file() or path.stat().st_size != ref.size_bytes:
+            raise InputError(f"shard {spec.index}: {ref.name} is missing or cut short ({path}): add the model again")
+    with converting("model", f"reading shard {spec.index}"):
+        return core().read_model(store.path(spec.graph), store.path(spec.weights))
+
+
+def _select_rows(head: ov.Model, position_axis: int) -> None:
+    (hidden,) = [p for p in head.get_parameters() if HIDDEN in p.output(0).get_names()]
+    readers = list(hidden.output(0).get_target_inputs())
+    rows = parameter(ROWS, ov.Type.i64, ov.PartialShape([-1]))
+    picked = ops.gather(hidden, rows, ops.constant(position_axis))
+    for reader in readers:
+        reader.replace_source_output(picked.output(0))
+    head.add_parameters([rows])
+    head.validate_nodes_and_infer_types()

@@ -1,0 +1,80 @@
+"""Add a model: from a source to a verified shard set in the store."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from meshinfer import __version__
+from meshinfer.errors import InputError
+from meshinfer.models.verify import verify_new
+from meshinfer.shards.convert import prepare
+from meshinfer.shards.folder import ModelFolder
+from meshinfer.shards.manifest import Manifest
+from meshinfer.shards.progress import Progress, silent
+from meshinfer.shards.sources import IR_GRAPH, IR_WEIGHTS
+from meshinfer.shards.store import Store, model_name
+from meshinfer.shards.write import write_shards
+
+_SPARE_BYTES = 64 << 20
+
+
+def default_name(source: str) -> str:
+    """What a model is called where the user gives no name: the last part of its source, in the store's letters."""
+    last = re.split(r"[/\\]", source.partition("@")[0].rstrip("/\\"))[-1].lower().removesuffix(".gguf")
+    return model_name(re.sub(r"[^a-z0-9._-]+", "-", last).strip("-._")[:64] or "model")
+
+
+def add_model(
+    store: Store,
+    source: str,
+    *,
+    name: str | None = None,
+    bits: int | None = None,
+    progress: Progress = silent,
+    on_wait: Callable[[], None] | None = None,
+) -> Manifest:
+    """Fetch, convert, cut, verify and save a model; one that is there already is returned as it is.
+
+    Raises InputError and its kinds, VerificationError; nothing is left half-written.
+    """
+    chosen = model_name(name) if name else default_name(source)
+    canonical = str(Path(source).expanduser().absolute()) if Path(source).expanduser().exists() else source
+    with store.adding(chosen, on_wait) as work:
+        if chosen in store.names():
+            existing = store.load(chosen)
+            if existing.source == canonical and bits in (None, existing.bits):
+                return existing
+            raise InputError(
+                f"'{chosen}' is here already, made from {existing.source}: "
+                f"remove it (meshinfer model rm {chosen}) or give this one another --name"
+            )
+        with prepare(canonical, store.folders, bits=bits, progress=progress) as model:
+            manifest = build(store, model, chosen, bits, work, progress)
+        store.save(manifest)
+        return manifest
+
+
+def build(store: Store, model: ModelFolder, name: str, bits: int | None, work: Path, progress: Progress) -> Manifest:
+    """Cut and verify a prepared model; call inside `store.adding`. Raises CutError, VerificationError, NoSpaceError."""
+    weights = (model.folder / IR_WEIGHTS).stat().st_size
+    store.require_space(2 * weights + _SPARE_BYTES)
+    shards = write_shards(store, model.folder / IR_GRAPH, work, progress)
+    manifest = Manifest(
+        name=name,
+        source=model.source,
+        revision=model.revision,
+        precision=model.precision,
+        context_tokens=model.context_tokens,
+        shards=shards,
+        tokenizer=tuple(store.add_file(path, path.name, move=False) for path in model.tokenizer_files),
+        chat_template=model.chat_template,
+        generation=model.generation,
+        verification=(),
+        bits=bits,
+        versions={"meshinfer": __version__, "openvino": version("openvino")},
+    )
+    return dataclasses.replace(manifest, verification=verify_new(store, manifest, model.folder / IR_GRAPH, progress))

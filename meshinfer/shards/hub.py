@@ -1,0 +1,214 @@
+"""Models from the Hugging Face hub: first what a repository holds, then only the files that are needed.
+
+Endpoint, token, proxies and offline mode are huggingface_hub's own (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from meshinfer.config import Folders
+from meshinfer.errors import CorruptFileError, NoSpaceError, SourceError
+from meshinfer.shards.folder import FAST_TOKENIZER, OPENVINO_TOKENIZER, check_config, read_json
+from meshinfer.shards.hashing import CHUNK_BYTES
+from meshinfer.shards.progress import Progress
+from meshinfer.shards.sources import CONFIG, IR_GRAPH, IR_WEIGHTS, is_checkpoint, is_weights
+from meshinfer.shards.work import demand_space
+
+_DESCRIPTIONS = (CONFIG, "generation_config.json", "chat_template.jinja", "chat_template.json")
+_CHECKPOINT_TOKENIZER = (
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+)
+_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class RepoFile:
+    """One file of a repository and the hash its bytes must have: SHA-256 if large, else git's."""
+
+    name: str
+    size_bytes: int
+    sha256: str | None
+    git_sha1: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RepoListing:
+    """The files of a repository at one commit that a model needs."""
+
+    repo: str
+    commit: str
+    kind: Literal["ir", "checkpoint"]
+    files: tuple[RepoFile, ...]
+
+
+def list_repo(repo: str, revision: str, endpoint: str | None = None) -> RepoListing:
+    """Ask the hub what a repository holds. Raises SourceError where it cannot be asked or holds no model."""
+    from huggingface_hub import HfApi
+
+    with _hub_errors(repo, revision):
+        info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+    files = [_file(sibling) for sibling in info.siblings or []]
+    kind, needed = choose([file.name for file in files], repo)
+    return RepoListing(repo, str(info.sha), kind, tuple(file for file in files if file.name in needed))
+
+
+def choose(names: Iterable[str], repo: str) -> tuple[Literal["ir", "checkpoint"], frozenset[str]]:
+    """Which of a repository's files a model needs: those of its IR if it has one, else those of its checkpoint."""
+    names = set(names)
+    if {IR_GRAPH, IR_WEIGHTS} <= names:
+        tokenizer = FAST_TOKENIZER if FAST_TOKENIZER[0] in names else OPENVINO_TOKENIZER
+        return "ir", frozenset(names & {IR_GRAPH, IR_WEIGHTS, *_DESCRIPTIONS, *tokenizer})
+    if is_checkpoint(names):
+        weights = {name for name in names if is_weights(name)}
+        safe = {name for name in weights if name.endswith(".safetensors")}
+        chosen = safe or weights
+        suffix = ".safetensors.index.json" if safe else ".bin.index.json"
+        indexes = {name for name in names if name.endswith(suffix) and "/" not in name}
+        return "checkpoint", frozenset(
+            chosen | indexes | names & {*_DESCRIPTIONS, *FAST_TOKENIZER, *_CHECKPOINT_TOKENIZER}
+        )
+    ggufs = sorted(name for name in names if name.lower().endswith(".gguf"))
+    if ggufs:
+        raise SourceError(
+            f"{repo} holds GGUF files ({', '.join(ggufs[:3])}...): download one ('hf download {repo} {ggufs[0]}') "
+            "and give its path"
+        )
+    raise SourceError(f"{repo} holds neither an OpenVINO IR ({IR_GRAPH}) nor a checkpoint ({CONFIG} and weights)")
+
+
+def download(listing: RepoListing, folders: Folders, progress: Progress, endpoint: str | None = None) -> Path:
+    """The folder with the listed files, each checked against its hash; what is there and right is not fetched again.
+
+    Raises SourceError, CorruptFileError (the file is removed) or NoSpaceError.
+    """
+    target = folders.downloads / "hub" / listing.repo.replace("/", "--") / listing.commit
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SourceError(f"cannot write to {target}: {error.strerror or error}") from error
+    missing = [file for file in listing.files if _wrong_hash(target / file.name, file) is not None]
+    demand_space(target, sum(file.size_bytes for file in missing))
+    total, done = sum(file.size_bytes for file in listing.files), 0
+    done = total - sum(file.size_bytes for file in missing)
+    for file in sorted(missing, key=lambda file: (file.name != CONFIG, file.size_bytes)):
+        _fetch(listing, file, target, _Meter(progress, done, total), endpoint)
+        done += file.size_bytes
+        if file.name == CONFIG and listing.kind == "checkpoint":
+            check_config(read_json(target / CONFIG), listing.repo)
+    progress("download", total, total)
+    return target
+
+
+@dataclass(frozen=True, slots=True)
+class _Meter:
+    progress: Progress
+    before: int
+    total: int
+
+
+def _fetch(listing: RepoListing, file: RepoFile, target: Path, meter: _Meter, endpoint: str | None) -> None:
+    from huggingface_hub import hf_hub_download
+
+    path = target / file.name
+    path.unlink(missing_ok=True)
+    with _hub_errors(listing.repo, listing.commit):
+        hf_hub_download(
+            listing.repo,
+            file.name,
+            revision=listing.commit,
+            local_dir=target,
+            endpoint=endpoint,
+            etag_timeout=_TIMEOUT_S,
+            tqdm_class=cast(Any, partial(_Bar, meter)),
+        )
+    wrong = _wrong_hash(path, file)
+    if wrong is not None:
+        path.unlink(missing_ok=True)
+        raise CorruptFileError(f"{file.name} of {listing.repo}", *wrong)
+
+
+class _Bar:
+    """What huggingface_hub needs of a progress bar; it draws nothing and reports to the meter."""
+
+    def __init__(self, meter: _Meter, initial: int = 0, **_: Any) -> None:
+        self._meter, self._seen = meter, initial
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, count: float | None = 1) -> None:
+        self._seen += int(count or 0)
+        done = min(self._meter.before + self._seen, self._meter.total)
+        self._meter.progress("download", done, self._meter.total)
+
+
+def _file(sibling: Any) -> RepoFile:
+    sha256 = getattr(sibling.lfs, "sha256", None) if sibling.lfs else None
+    return RepoFile(str(sibling.rfilename), int(sibling.size or 0), sha256, sibling.blob_id)
+
+
+def _wrong_hash(path: Path, file: RepoFile) -> tuple[str, str] | None:
+    """(expected, actual) where the file on disk is not the listed one; None where it is."""
+    if not path.is_file():
+        return file.sha256 or file.git_sha1 or "", "missing"
+    size = path.stat().st_size
+    if size != file.size_bytes:
+        return f"{file.size_bytes} bytes", f"{size} bytes"
+    expected = file.sha256 or file.git_sha1
+    if expected is None:
+        return None
+    digest = hashlib.sha256() if file.sha256 else hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as data:
+        while chunk := data.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return None if digest.hexdigest() == expected else (expected, digest.hexdigest())
+
+
+@contextmanager
+def _hub_errors(repo: str, revision: str) -> Iterator[None]:
+    """Every way the hub can fail, in one line that says what to do."""
+    import httpx
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise SourceError(
+            f"{repo} is gated: accept its terms on its page, then log in with 'hf auth login' or set HF_TOKEN"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise SourceError(f"{repo} has no revision '{revision}'") from error
+    except errors.RepositoryNotFoundError as error:
+        raise SourceError(
+            f"no repository '{repo}' at the hub that you may read: check the spelling; if it is private, "
+            "log in with 'hf auth login' or set HF_TOKEN"
+        ) from error
+    except errors.OfflineModeIsEnabled as error:
+        raise SourceError(f"cannot ask for {repo}: HF_HUB_OFFLINE is set") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else "no"
+        raise SourceError(f"the hub answered {status} for {repo}; try again later") from error
+    except (httpx.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
+        raise SourceError(
+            f"cannot reach the hub for {repo}: check the network and HF_ENDPOINT, or give a folder or .gguf file"
+        ) from error
+    except errors.HFValidationError as error:
+        raise SourceError(f"'{repo}' is no repository name: {error}") from error
+    except OSError as error:
+        if error.errno == 28:
+            raise NoSpaceError(repo, 0, 0) from error
+        raise SourceError(f"could not download {repo}: {error}") from error

@@ -1,0 +1,417 @@
+"""The store on real disks, with several processes at once."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from meshinfer.config import Folders
+from meshinfer.errors import CorruptFileError, InputError, ModelNotFoundError, NoSpaceError, SourceError
+from meshinfer.shards import disk
+from meshinfer.shards.manifest import FileRef
+from meshinfer.shards.store import Store, model_name
+from meshinfer.types import Sha256
+from tests.shards.samples import manifest
+
+PROCESS_TIMEOUT_S = 60.0
+spawn = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(Folders(tmp_path / "home"))
+
+
+def add(store: Store, name: str, *contents: bytes) -> list[FileRef]:
+    """Add a whole model whose files have these contents."""
+    with store.adding(name) as work:
+        refs = []
+        for number, content in enumerate(contents):
+            made = work / f"file{number}"
+            made.write_bytes(content)
+            refs.append(store.add_file(made, made.name))
+        store.save(manifest(name, refs))
+    return refs
+
+
+def blobs(store: Store) -> set[str]:
+    return {path.name for path in store.folders.blobs.iterdir()}
+
+
+def sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_model_comes_back_as_it_was_saved(store: Store) -> None:
+    refs = add(store, "one", b"graph", b"weights" * 1000, b"tokenizer")
+    loaded = store.load("one")
+    assert loaded == manifest("one", refs)
+    assert store.names() == ["one"]
+    for ref, content in zip(refs, (b"graph", b"weights" * 1000, b"tokenizer"), strict=True):
+        assert store.path(ref).read_bytes() == content
+        assert store.path(ref).name == ref.sha256 == sha(content)
+        assert ref.size_bytes == len(content)
+        store.check(ref)
+
+
+def test_nothing_is_left_in_work_and_moved_files_are_gone(store: Store, tmp_path: Path) -> None:
+    outside = tmp_path / "mine.bin"
+    outside.write_bytes(b"mine")
+    with store.adding("one") as work:
+        inside = work / "made"
+        inside.write_bytes(b"made")
+        store.add_file(inside, "made")
+        assert not inside.exists()
+        store.add_file(outside, "mine", move=False)
+        assert outside.read_bytes() == b"mine"
+    assert list(store.folders.work.iterdir()) == []
+
+
+def test_moving_a_link_leaves_what_it_points_to(store: Store, tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"content")
+    try:
+        link.symlink_to(target)
+    except OSError as error:
+        pytest.skip(f"no symbolic links here: {error}")
+    with store.adding("one"):
+        ref = store.add_file(link, "f")
+        assert store.path(ref).read_bytes() == b"content" and not store.path(ref).is_symlink()
+    assert target.exists() and not link.is_symlink()
+
+
+def test_add_file_outside_adding_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="inside"):
+        store.add_file(tmp_path / "any", "any")
+
+
+def test_what_others_keep_in_work_is_left_alone(store: Store) -> None:
+    other = store.folders.work / "source-1"
+    other.mkdir(parents=True)
+    (other / "file").touch()
+    add(store, "one", b"a", b"b")
+    store.remove("one")
+    assert (other / "file").exists()
+
+
+def test_a_missing_source_is_named(store: Store, tmp_path: Path) -> None:
+    with store.adding("one"), pytest.raises(InputError, match=r"cannot read .*nowhere"):
+        store.add_file(tmp_path / "nowhere", "f")
+
+
+def test_shared_blobs_stay_until_the_last_model_goes(store: Store) -> None:
+    add(store, "one", b"shared", b"only one")
+    add(store, "two", b"shared", b"only two!")
+    assert len(blobs(store)) == 3
+    assert store.remove("one") == len(b"only one")
+    assert blobs(store) == {sha(b"shared"), sha(b"only two!")}
+    assert store.names() == ["two"]
+    assert store.remove("two") == len(b"shared") + len(b"only two!")
+    assert blobs(store) == set()
+    with pytest.raises(ModelNotFoundError, match="have: none yet"):
+        store.remove("two")
+
+
+def test_a_manifest_of_another_version_keeps_its_files(store: Store) -> None:
+    add(store, "old", b"a", b"b")
+    path = store.folders.models / "old.json"
+    path.write_text(path.read_text("utf-8").replace('"format_version": 1', '"format_version": 99'), "utf-8")
+    add(store, "new", b"c", b"d")
+    store.remove("new")
+    assert blobs(store) == {sha(b"a"), sha(b"b")}
+    with pytest.raises(SourceError, match="format 99"):
+        store.load("old")
+    assert store.remove("old") == 2
+
+
+def test_another_model_of_the_same_name_needs_replace(store: Store) -> None:
+    add(store, "one", b"a", b"b")
+    add(store, "one", b"a", b"b")
+    with pytest.raises(InputError, match="another model already"):
+        add(store, "one", b"a", b"other")
+    assert blobs(store) == {sha(b"a"), sha(b"b")}, "the refused model's file must be gone"
+    with store.adding("one") as work:
+        refs = []
+        for content in (b"a", b"other"):
+            (work / "f").write_bytes(content)
+            refs.append(store.add_file(work / "f", "f"))
+        store.save(manifest("one", refs), replace=True)
+    assert blobs(store) == {sha(b"a"), sha(b"other")}
+
+
+def test_a_failed_adding_leaves_nothing(store: Store) -> None:
+    class Stopped(Exception):
+        pass
+
+    with pytest.raises(Stopped), store.adding("one") as work:
+        (work / "f").write_bytes(b"f")
+        store.add_file(work / "f", "f")
+        assert blobs(store) == {sha(b"f")}
+        raise Stopped
+    assert blobs(store) == set() and list(store.folders.work.iterdir()) == []
+
+
+def test_a_flipped_byte_is_found_and_healed_by_adding_again(store: Store) -> None:
+    content = b"weights" * 1000
+    refs = add(store, "one", b"graph", content)
+    blob = store.path(refs[1])
+    blob.write_bytes(content[:5] + b"X" + content[6:])
+    with pytest.raises(CorruptFileError) as caught:
+        store.check(refs[1])
+    assert refs[1].sha256 in str(caught.value) and sha(blob.read_bytes()) in str(caught.value)
+    assert "file1" in str(caught.value)
+    store.check(refs[0])
+    add(store, "one", b"graph", content)
+    store.check(refs[1])
+
+
+def test_a_blob_of_the_wrong_size_is_replaced(store: Store) -> None:
+    refs = add(store, "one", b"graph", b"weights")
+    store.path(refs[1]).write_bytes(b"wei")
+    add(store, "one", b"graph", b"weights")
+    store.check(refs[1])
+
+
+def test_a_missing_file_is_named(store: Store) -> None:
+    refs = add(store, "one", b"graph", b"weights")
+    store.path(refs[1]).unlink()
+    with pytest.raises(InputError, match="file1 is missing"):
+        store.check(refs[1])
+
+
+def test_a_hash_that_is_a_path_is_refused(store: Store) -> None:
+    with pytest.raises(SourceError, match="no SHA-256"):
+        store.path(FileRef("f", Sha256("../../etc/passwd"), 1))
+
+
+@pytest.mark.parametrize("name", ["a", "smollm2-135m", "q.w_e-n3", "x" * 64, "console", "com10"])
+def test_good_names(name: str) -> None:
+    assert model_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".a", "-a", "a/b", "a\\b", "a b", "x" * 65, "é", "a\n", "con", "NUL", "nul.txt", "lpt1", "Com9.gguf"]
+)
+def test_bad_names(name: str) -> None:
+    with pytest.raises(InputError, match="no model name"):
+        model_name(name)
+
+
+def test_names_ignore_case(store: Store) -> None:
+    with store.adding("Model-A") as work:
+        for name in ("f", "g"):
+            (work / name).write_bytes(name.encode())
+        refs = [store.add_file(work / name, name) for name in ("f", "g")]
+        store.save(manifest("Model-A", refs))
+    assert store.names() == ["model-a"]
+    assert store.load("MODEL-a").name == "model-a"
+
+
+def test_an_unknown_model_says_what_there_is(store: Store) -> None:
+    add(store, "one", b"a", b"b")
+    with pytest.raises(ModelNotFoundError, match="have: one"):
+        store.load("two")
+
+
+def test_an_unreadable_manifest_is_an_error_and_can_be_replaced(store: Store) -> None:
+    refs = add(store, "one", b"a", b"b")
+    (store.folders.models / "one.json").write_text("{", "utf-8")
+    with pytest.raises(SourceError):
+        store.load("one")
+    with pytest.raises(InputError):
+        store.save(manifest("one", refs))
+    store.save(manifest("one", refs), replace=True)
+    assert store.load("one") == manifest("one", refs)
+
+
+def test_space_is_checked_before_writing(store: Store) -> None:
+    store.require_space(1)
+    with pytest.raises(NoSpaceError) as caught:
+        store.require_space(1 << 60, store.folders.work)
+    assert caught.value.needed_bytes == 1 << 60 > caught.value.free_bytes > 0
+    assert not store.folders.home.exists(), "asking writes nothing"
+
+
+def test_a_home_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("not a folder")
+    with pytest.raises(InputError, match="cannot write"), Store(Folders(tmp_path / "home")).adding("one"):
+        pass
+
+
+def test_a_copy_in_progress_is_left_alone(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(store, "other", b"a", b"b")
+    (tmp_path / "mine").write_bytes(b"mine")
+
+    def copy_while_another_process_removes(source: Path, target: Path) -> Sha256:
+        sha256 = copy_hashed(source, target)
+        Store(store.folders).remove("other")
+        return sha256
+
+    copy_hashed = disk.copy_hashed
+    monkeypatch.setattr(disk, "copy_hashed", copy_while_another_process_removes)
+    with store.adding("one"):
+        store.check(store.add_file(tmp_path / "mine", "mine", move=False))
+
+
+# --- several processes ---------------------------------------------------------------------------------------------
+
+
+def add_once(home: Path, name: str, waiting: Event, start: Event) -> None:
+    """Add a model if nobody has; a file in `home` tells who did the work."""
+    store = Store(Folders(home))
+    start.wait(PROCESS_TIMEOUT_S)
+    with store.adding(name, on_wait=waiting.set) as work:
+        if name in store.names():
+            (home / f"found.{os.getpid()}").touch()
+            return
+        (home / f"worked.{os.getpid()}").touch()
+        assert waiting.wait(PROCESS_TIMEOUT_S), "the other process never came"
+        refs = []
+        for number in range(3):
+            (work / "f").write_bytes(bytes([number]) * 100_000)
+            refs.append(store.add_file(work / "f", f"f{number}"))
+        store.save(manifest(name, refs))
+
+
+def add_and_remove(home: Path, name: str, rounds: int) -> None:
+    """Add and remove a model again and again; its files must be whole each time."""
+    store = Store(Folders(home))
+    for _ in range(rounds):
+        for ref in add(store, name, b"shared" * 1000, b"weights" * 1000, name.encode()):
+            store.check(ref)
+        store.remove(name)
+
+
+def add_and_hang(home: Path, name: str, added: Event) -> None:
+    """Add one file of a model and wait to be killed."""
+    store = Store(Folders(home))
+    with store.adding(name) as work:
+        (work / "big").write_bytes(b"half-made" * 1000)
+        (work / "f").write_bytes(b"added")
+        store.add_file(work / "f", "f")
+        added.set()
+        spawn.Event().wait(PROCESS_TIMEOUT_S)
+
+
+def finish(*processes: multiprocessing.process.BaseProcess) -> None:
+    for process in processes:
+        process.join(PROCESS_TIMEOUT_S)
+        assert process.exitcode == 0
+
+
+def test_two_processes_add_the_same_model_once(store: Store) -> None:
+    home = store.folders.home
+    home.mkdir()
+    waiting, start = spawn.Event(), spawn.Event()
+    processes = [spawn.Process(target=add_once, args=(home, "one", waiting, start)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    start.set()
+    finish(*processes)
+    assert len(list(home.glob("worked.*"))) == 1 and len(list(home.glob("found.*"))) == 1
+    for ref in store.load("one").files:
+        store.check(ref)
+    assert list(store.folders.work.iterdir()) == []
+
+
+def test_removing_never_takes_what_another_process_is_adding(store: Store) -> None:
+    processes = [spawn.Process(target=add_and_remove, args=(store.folders.home, name, 25)) for name in ("one", "two")]
+    for process in processes:
+        process.start()
+    finish(*processes)
+    assert blobs(store) == set() and store.names() == []
+
+
+def test_a_killed_adder_is_protected_while_alive_and_cleaned_up_when_dead(store: Store) -> None:
+    add(store, "other", b"added", b"b")
+    added = spawn.Event()
+    process = spawn.Process(target=add_and_hang, args=(store.folders.home, "one", added))
+    process.start()
+    assert added.wait(PROCESS_TIMEOUT_S)
+    store.remove("other")
+    assert blobs(store) == {sha(b"added")}, "the file of the living adder was deleted"
+    process.kill()
+    process.join(PROCESS_TIMEOUT_S)
+    assert len(list(store.folders.work.iterdir())) == 1
+    with store.adding("one") as work:
+        assert list(store.folders.work.iterdir()) == [work.parent], "the dead adder's folder is still there"
+        assert store.names() == []
+        (work / "f").write_bytes(b"again")
+        ref = store.add_file(work / "f", "f")
+        store.save(manifest("one", [ref, ref]))
+    assert blobs(store) == {sha(b"again")}
+    store.check(ref)
+
+
+def test_removing_a_model_also_deletes_what_a_dead_adder_left(store: Store) -> None:
+    add(store, "other", b"a", b"b")
+    added = spawn.Event()
+    process = spawn.Process(target=add_and_hang, args=(store.folders.home, "one", added))
+    process.start()
+    assert added.wait(PROCESS_TIMEOUT_S)
+    process.kill()
+    process.join(PROCESS_TIMEOUT_S)
+    assert store.remove("other") == len(b"a") + len(b"b") + len(b"added")
+    assert blobs(store) == set() and list(store.folders.work.iterdir()) == []
+
+
+# --- disks that are full or may not be written -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB."""
+    if os.name == "nt" or os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small disk needs root on Linux")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
+    store = Store(Folders(small_disk / "home"))
+    big, small = tmp_path / "big", tmp_path / "small"
+    big.write_bytes(b"x" * 3_000_000)
+    small.write_bytes(b"y" * 10_000)
+    with store.adding("one"):
+        with pytest.raises(NoSpaceError, match="3 MB needed"):
+            store.add_file(big, "big")
+        assert big.exists() and blobs(store) == set()
+        ref = store.add_file(small, "small")
+        store.save(manifest("one", [ref, ref]))
+    store.check(ref)
+    assert not small.exists()
+
+
+def test_a_disk_that_fills_up_under_the_manifest_keeps_the_old_one(small_disk: Path) -> None:
+    store = Store(Folders(small_disk / "home"))
+    refs = add(store, "one", b"a", b"b")
+    with pytest.raises(NoSpaceError):
+        store.save(manifest("one", refs, source="x" * 3_000_000), replace=True)
+    assert store.load("one") == manifest("one", refs)
+    assert [path.name for path in store.folders.models.iterdir()] == ["one.json"]
+
+
+def test_a_read_only_disk_is_an_input_error(small_disk: Path) -> None:
+    store = Store(Folders(small_disk / "home"))
+    refs = add(store, "one", b"a", b"b")
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    store.check(refs[0])
+    assert store.load("one").name == "one"
+    with pytest.raises(InputError, match=r"(?i)cannot write .*read-only"):
+        store.remove("one")
+    with pytest.raises(InputError, match=r"(?i)cannot write .*read-only"), store.adding("two"):
+        pass
+    assert store.names() == ["one"]
