@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NewType
+from typing import Literal, NewType, cast, get_args
 
 Sha256 = NewType("Sha256", str)
 """A file's SHA-256 as 64 lower-case hex digits; the name of a file in the store."""
@@ -15,3 +15,9 @@ Precision = Literal["exact", "fast"]
 
 KvBackend = Literal["paged", "stateful"]
 """How a stage keeps its KV cache."""
+
+
+def kv_backend(name: str) -> KvBackend:
+    """A back end by its name, which the caller has checked to be one."""
+    assert name in get_args(KvBackend)
+    return cast(KvBackend, name)

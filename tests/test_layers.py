@@ -60,6 +60,7 @@ WORLD = {
     "shards/store.py": "files, locks",
     "shards/work.py": "files, locks",
     "shards/write.py": "OpenVINO graphs, files",
+    "text/detokenizer.py": "OpenVINO tokenizers",
     "text/template.py": "Jinja templates",
     "text/tokenizer.py": "OpenVINO tokenizers",
 }
