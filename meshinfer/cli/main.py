@@ -21,7 +21,7 @@ from meshinfer.config import folders
 from meshinfer.errors import MeshinferError
 
 COMMANDS = {
-    "run": "Ask a model one question, or chat with it.",
+    "run": "Ask a model one question and stream its answer.",
     "model": "Add, list, show, verify and remove models.",
     "devices": "Show what this machine can compute with.",
     "bench": "Measure speed on this machine.",

@@ -91,7 +91,7 @@ def resolve(name: str) -> Device:
     if wanted == "AUTO" and devices:
         return max(devices, key=_rank)
     for device in devices:
-        if wanted in (device.name.upper(), device.kind):
+        if wanted in (device.name, device.kind, f"{device.name}.0"):
             return device
     have = ", ".join(f"{device.name} ({device.full_name})" for device in devices) or "none"
     why = next((f"; {absence}" for absence in absent() if absence.kind == wanted.split(".")[0]), "")
@@ -117,7 +117,7 @@ def compile_properties(
         wanted["INFERENCE_NUM_THREADS"] = threads
     if precision == "exact":
         if "INFERENCE_PRECISION_HINT" not in supported:
-            raise DeviceError(f"{device} cannot compute in f32: use --precision fast there, or another device")
+            raise DeviceError(f"{device} cannot compute in f32: exact mode needs another device")
         wanted |= _EXACT
     return {key: value for key, value in wanted.items() if key in supported}
 

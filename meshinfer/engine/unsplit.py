@@ -13,7 +13,7 @@ from meshinfer.types import Precision
 
 
 class UnsplitModel:
-    """One sequence through an ordinary stateful IR."""
+    """Sequences of equal length through an ordinary stateful IR."""
 
     def __init__(self, graph: Path, device: Device, precision: Precision, threads: int | None) -> None:
         """Compile the IR at `graph`. Raises DeviceError."""
@@ -29,12 +29,18 @@ class UnsplitModel:
 
     def forward(self, tokens: Tokens, start: int) -> Rows:
         """Logits [count, vocabulary] f32 of tokens [count] i64 at positions from `start`; valid until the next call."""
-        end = start + len(tokens)
+        logits: Rows = self.forward_batch(tokens[None], start)[0]
+        return logits
+
+    def forward_batch(self, tokens: Tokens, start: int) -> Rows:
+        """Logits [batch, count, vocabulary] f32 of tokens [batch, count] i64 at positions from `start`."""
+        batch, count = tokens.shape
+        positions = np.arange(start, start + count, dtype=np.int64)
         values: dict[str, Array] = {
-            "input_ids": tokens[None],
-            "attention_mask": np.ones((1, end), np.int64),
-            "position_ids": np.arange(start, end, dtype=np.int64)[None],
-            "beam_idx": np.zeros(1, np.int32),
+            "input_ids": tokens,
+            "attention_mask": np.ones((batch, start + count), np.int64),
+            "position_ids": np.broadcast_to(positions, (batch, count)),
+            "beam_idx": np.arange(batch, dtype=np.int32),
         }
         (logits,) = self._inference.run(values)
-        return logits[0]
+        return logits

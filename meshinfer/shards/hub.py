@@ -6,18 +6,22 @@ Endpoint, token, proxies and offline mode are huggingface_hub's own (HF_ENDPOINT
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
+
+from filelock import FileLock
 
 from meshinfer.config import Folders
-from meshinfer.errors import CorruptFileError, NoSpaceError, SourceError
+from meshinfer.errors import CorruptFileError, SourceError
+from meshinfer.shards import disk
 from meshinfer.shards.folder import FAST_TOKENIZER, OPENVINO_TOKENIZER, check_config, read_json
 from meshinfer.shards.hashing import CHUNK_BYTES
 from meshinfer.shards.progress import Progress
+from meshinfer.shards.resume import fetch_resumable
 from meshinfer.shards.sources import CONFIG, IR_GRAPH, IR_WEIGHTS, is_checkpoint, is_weights
 from meshinfer.shards.work import demand_space
 
@@ -93,67 +97,50 @@ def download(listing: RepoListing, folders: Folders, progress: Progress, endpoin
     Raises SourceError, CorruptFileError (the file is removed) or NoSpaceError.
     """
     target = folders.downloads / "hub" / listing.repo.replace("/", "--") / listing.commit
-    try:
+    with disk.converted(target):
         target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SourceError(f"cannot write to {target}: {error.strerror or error}") from error
+        with FileLock(target.parent / f"{listing.commit}.lock"):
+            _complete(listing, target, progress, endpoint)
+    return target
+
+
+def _complete(listing: RepoListing, target: Path, progress: Progress, endpoint: str | None) -> None:
     missing = [file for file in listing.files if _wrong_hash(target / file.name, file) is not None]
     demand_space(target, sum(file.size_bytes for file in missing))
-    total, done = sum(file.size_bytes for file in listing.files), 0
+    total = sum(file.size_bytes for file in listing.files)
     done = total - sum(file.size_bytes for file in missing)
     for file in sorted(missing, key=lambda file: (file.name != CONFIG, file.size_bytes)):
-        _fetch(listing, file, target, _Meter(progress, done, total), endpoint)
+        _fetch(listing, file, target, partial(_report, progress, done, total), endpoint)
         done += file.size_bytes
         if file.name == CONFIG and listing.kind == "checkpoint":
             check_config(read_json(target / CONFIG), listing.repo)
     progress("download", total, total)
-    return target
 
 
-@dataclass(frozen=True, slots=True)
-class _Meter:
-    progress: Progress
-    before: int
-    total: int
+def _report(progress: Progress, before: int, total: int, done: int) -> None:
+    progress("download", min(before + done, total), total)
 
 
-def _fetch(listing: RepoListing, file: RepoFile, target: Path, meter: _Meter, endpoint: str | None) -> None:
-    from huggingface_hub import hf_hub_download
+def _fetch(
+    listing: RepoListing, file: RepoFile, target: Path, report: Callable[[int], None], endpoint: str | None
+) -> None:
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # lazily defined there
+        build_hf_headers,
+        get_session,
+        hf_raise_for_status,
+    )
 
-    path = target / file.name
-    path.unlink(missing_ok=True)
+    part = target / f"{file.name}.part"
+    url = hf_hub_url(listing.repo, file.name, revision=listing.commit, endpoint=endpoint)
     with _hub_errors(listing.repo, listing.commit):
-        hf_hub_download(
-            listing.repo,
-            file.name,
-            revision=listing.commit,
-            local_dir=target,
-            endpoint=endpoint,
-            etag_timeout=_TIMEOUT_S,
-            tqdm_class=cast(Any, partial(_Bar, meter)),
-        )
-    wrong = _wrong_hash(path, file)
-    if wrong is not None:
-        path.unlink(missing_ok=True)
-        raise CorruptFileError(f"{file.name} of {listing.repo}", *wrong)
-
-
-class _Bar:
-    """What huggingface_hub needs of a progress bar; it draws nothing and reports to the meter."""
-
-    def __init__(self, meter: _Meter, initial: int = 0, **_: Any) -> None:
-        self._meter, self._seen = meter, initial
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, count: float | None = 1) -> None:
-        self._seen += int(count or 0)
-        done = min(self._meter.before + self._seen, self._meter.total)
-        self._meter.progress("download", done, self._meter.total)
+        fetch_resumable(get_session(), url, build_hf_headers(), part, hf_raise_for_status, report)
+        wrong = _wrong_hash(part, file)
+        if wrong is None:
+            disk.replace(part, target / file.name)
+            return
+        part.unlink(missing_ok=True)
+    raise CorruptFileError(f"{file.name} of {listing.repo}", *wrong)
 
 
 def _file(sibling: Any) -> RepoFile:
@@ -209,6 +196,4 @@ def _hub_errors(repo: str, revision: str) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise SourceError(f"'{repo}' is no repository name: {error}") from error
     except OSError as error:
-        if error.errno == 28:
-            raise NoSpaceError(repo, 0, 0) from error
-        raise SourceError(f"could not download {repo}: {error}") from error
+        raise SourceError(f"could not download {repo}: {error.strerror or error}") from error

@@ -65,13 +65,13 @@ class _Session:
 
 
 class Store:
-    """The models of one machine. Several processes may use the same folders at once."""
+    """The models of one machine. Several processes may use the same folders; one object does one adding at a time."""
 
     def __init__(self, folders: Folders) -> None:
         self.folders = folders
         self._locks = folders.home / "locks"
-        self._sessions: list[_Session] = []
-        self._guard = threading.Lock()
+        self._session: _Session | None = None
+        self._busy = threading.Lock()
 
     @contextmanager
     def adding(self, name: str, on_wait: Callable[[], None] | None = None) -> Iterator[Path]:
@@ -81,23 +81,18 @@ class Store:
         However this ends, files that belong to no saved model are deleted.
         """
         name = model_name(name)
-        with disk.converted(self.folders.home):
-            self._make_folders()
-            lock = FileLock(self._locks / f"{name}.model.lock", thread_local=False)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                if on_wait:
-                    on_wait()
-                lock.acquire()
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("this Store is adding a model already: use one of your own")
         try:
-            session = self._open_session()
-            try:
-                yield session.files
-            finally:
-                self._close_session(session)
+            with self._name_held(name, on_wait):
+                self._session = self._open_session()
+                try:
+                    yield self._session.files
+                finally:
+                    self._close_session(self._session)
         finally:
-            lock.release()
+            self._session = None
+            self._busy.release()
 
     def add_file(self, path: Path, name: str, move: bool = True) -> FileRef:
         """Put a file's bytes into the store; `name` is what the model calls it. Only inside `adding`.
@@ -105,15 +100,14 @@ class Store:
         With `move` the file itself is taken where the disk allows it, and is gone afterwards in any case. A blob that
         is there already is replaced by the bytes just hashed, which heals it. Raises NoSpaceError, InputError.
         """
-        with self._guard:
-            sessions = list(self._sessions)
-        if not sessions:
+        session = self._session
+        if session is None:
             raise RuntimeError("add_file is called inside `with store.adding(name)`")
         try:
             size = path.stat().st_size
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from error
-        part = self.folders.blobs / f"{sessions[0].folder.name}.{secrets.token_hex(8)}.part"
+        part = self.folders.blobs / f"{session.folder.name}.{secrets.token_hex(8)}.part"
         with disk.converted(self.folders.blobs, size):
             try:
                 taken = move and not path.is_symlink() and path.stat().st_dev == self.folders.blobs.stat().st_dev
@@ -123,8 +117,7 @@ class Store:
                 else:
                     sha256 = disk.copy_hashed(path, part)
                 with self._locked():
-                    for session in sessions:
-                        session.pin(sha256)
+                    session.pin(sha256)
                     self._place(path if taken else part, sha256, size)
                 if move:
                     path.unlink(missing_ok=True)
@@ -200,6 +193,22 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
+    def _name_held(self, name: str, on_wait: Callable[[], None] | None) -> Iterator[None]:
+        with disk.converted(self.folders.home):
+            self._make_folders()
+            lock = FileLock(self._locks / f"{name}.model.lock", thread_local=False)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if on_wait:
+                    on_wait()
+                lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
     def _locked(self) -> Iterator[None]:
         lock = FileLock(self._locks / "store.lock")
         try:
@@ -235,13 +244,9 @@ class Store:
             session = _Session(folder, FileLock(folder / "lock", thread_local=False))
             session.files.mkdir(parents=True)
             session.lock.acquire(timeout=0)
-        with self._guard:
-            self._sessions.append(session)
         return session
 
     def _close_session(self, session: _Session) -> None:
-        with self._guard:
-            self._sessions.remove(session)
         with disk.converted(self.folders.work), self._locked():
             session.lock.release()
             shutil.rmtree(session.folder, ignore_errors=True)

@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from meshinfer.config import Folders
 from meshinfer.errors import NoSpaceError, SourceError
+from meshinfer.shards.disk import free_bytes
 
 _PREFIX = "source-"
 
@@ -39,7 +40,7 @@ def work_folder(folders: Folders) -> Iterator[Path]:
 
 def demand_space(folder: Path, needed_bytes: int) -> None:
     """Raise NoSpaceError where the disk of `folder` has less than `needed_bytes` free."""
-    free = shutil.disk_usage(folder).free
+    free = free_bytes(folder)
     if free < needed_bytes:
         raise NoSpaceError(str(folder), needed_bytes, free)
 

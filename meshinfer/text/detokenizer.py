@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from meshinfer.text.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from meshinfer.text.tokenizer import Tokenizer
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _MAX_HELD = 16

@@ -93,7 +93,7 @@ def test_auto_takes_the_fastest(pretend) -> None:
     pretend(device("CPU"), device("NPU"))
     assert devices.resolve("auto").name == "CPU"
     pretend(device("CPU"), device("GPU"), device("NPU"))
-    assert devices.resolve("AUTO").name == "GPU"
+    assert devices.resolve("AUTO").name == devices.resolve("gpu.0").name == "GPU"
     pretend(device("CPU"), device("GPU.0"), device("GPU.1", integrated=False))
     assert devices.resolve("auto").name == "GPU.1"
     assert devices.resolve("gpu").name == "GPU.0"

@@ -93,6 +93,16 @@ def test_add_file_outside_adding_is_refused(store: Store, tmp_path: Path) -> Non
         store.add_file(tmp_path / "any", "any")
 
 
+def test_one_store_does_one_adding_at_a_time(store: Store) -> None:
+    with store.adding("one"):
+        with pytest.raises(RuntimeError, match="adding a model already"), store.adding("one"):
+            pass
+        with Store(store.folders).adding("two"):
+            pass
+    with store.adding("one"):
+        pass
+
+
 def test_what_others_keep_in_work_is_left_alone(store: Store) -> None:
     other = store.folders.work / "source-1"
     other.mkdir(parents=True)

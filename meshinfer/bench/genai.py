@@ -1,0 +1,76 @@
+"""openvino-genai on the unsplit IR, as a contender."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshinfer.engine.devices import compile_properties
+from meshinfer.types import Precision
+
+
+def genai_available(folder: Path) -> bool:
+    """Whether openvino-genai can run this folder: it wants its own kind of tokenizer there."""
+    return (folder / "openvino_tokenizer.xml").is_file()
+
+
+class GenaiSingle:
+    """`LLMPipeline`, one sequence. It decodes only whole answers, so each call prefills again and is timed whole."""
+
+    def __init__(self, folder: Path, precision: Precision, threads: int) -> None:
+        import openvino_genai
+
+        self._genai = openvino_genai
+        self._pipeline = openvino_genai.LLMPipeline(str(folder), "CPU", **compile_properties("CPU", precision, threads))
+        self._prompt = np.zeros((1, 0), np.int64)
+
+    def start(self, prompts: Sequence[np.ndarray[Any, np.dtype[np.int64]]], tokens: int) -> None:
+        self._prompt = np.stack(prompts)
+
+    def decode(self, steps: int) -> None:
+        import openvino
+
+        config = self._genai.GenerationConfig(max_new_tokens=steps, ignore_eos=True, do_sample=False)
+        self._pipeline.generate(openvino.Tensor(self._prompt), config)
+
+    def finish(self) -> None:
+        pass
+
+
+class GenaiBatch:
+    """`ContinuousBatchingPipeline`, driven step by step so that prefill stays outside the clock."""
+
+    def __init__(self, folder: Path, precision: Precision, threads: int, sequences: int, tokens: int) -> None:
+        import openvino_genai
+
+        self._genai = openvino_genai
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.num_kv_blocks = tokens // 32 + 2 * sequences
+        scheduler.max_num_seqs = max(sequences, 16)
+        scheduler.max_num_batched_tokens = max(256, tokens)
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            str(folder), scheduler, "CPU", compile_properties("CPU", precision, threads)
+        )
+        self._handles: list[Any] = []
+        self._next = 0
+
+    def start(self, prompts: Sequence[np.ndarray[Any, np.dtype[np.int64]]], tokens: int) -> None:
+        import openvino
+
+        config = self._genai.GenerationConfig(max_new_tokens=tokens + 8, ignore_eos=True, do_sample=False)
+        for prompt in prompts:
+            self._handles.append(self._pipeline.add_request(self._next, openvino.Tensor(prompt[None]), config))
+            self._next += 1
+        self._pipeline.step()
+
+    def decode(self, steps: int) -> None:
+        for _ in range(steps):
+            self._pipeline.step()
+
+    def finish(self) -> None:
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        self._handles.clear()

@@ -1,0 +1,221 @@
+"""Decode speed of composed stages beside that of the unsplit model, interleaved in one run.
+
+Every contender is compiled once. Each round then runs all of them in turn, so that a drift of the
+machine's speed meets them alike; the ratios are of medians over rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from meshinfer.bench.genai import GenaiBatch, GenaiSingle, genai_available
+from meshinfer.engine.devices import resolve
+from meshinfer.engine.pipeline import Pipeline, even_cuts, open_pipeline
+from meshinfer.engine.stage import StageOptions
+from meshinfer.engine.step import Entry
+from meshinfer.engine.unsplit import UnsplitModel
+from meshinfer.shards.manifest import Manifest
+from meshinfer.shards.progress import Progress, silent
+from meshinfer.shards.store import Store
+from meshinfer.types import KvBackend, Precision, SequenceId
+
+WARM_STEPS = 4
+"""Decode steps before the clock starts: the first ones of a shape compile kernels."""
+
+_MARGIN_TOKENS = 96
+
+
+class Contender(Protocol):
+    """Something that decodes. `start` feeds one prompt to every sequence, `decode` adds tokens to all of them."""
+
+    def start(self, prompts: Sequence[np.ndarray[Any, np.dtype[np.int64]]], tokens: int) -> None:
+        """Prefill; up to `tokens` will be decoded afterwards."""
+
+    def decode(self, steps: int) -> None:
+        """Add `steps` tokens to every sequence."""
+
+    def finish(self) -> None:
+        """Forget all sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What to measure. `threads` is for every contender."""
+
+    stages: tuple[int, ...] = (1, 2, 3)
+    kv: tuple[KvBackend, ...] = ("paged", "stateful")
+    sequences: tuple[int, ...] = (1, 4, 16)
+    precision: Precision = "fast"
+    threads: int = 1
+    prompt_tokens: int = 64
+    decode_tokens: int = 64
+    rounds: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contender with one number of sequences: decode tokens/s over all sequences, and ratios of medians."""
+
+    contender: str
+    sequences: int
+    median: float
+    lowest: float
+    highest: float
+    against_plain_loop: float | None = None
+    against_genai: float | None = None
+
+
+class _Unsplit:
+    """A plain Python loop over the unsplit IR, all sequences as one batch."""
+
+    def __init__(self, graph: Path, options: BenchOptions) -> None:
+        self._model = UnsplitModel(graph, resolve("cpu"), options.precision, options.threads)
+        self._last = np.zeros((0, 1), np.int64)
+        self._position = 0
+
+    def start(self, prompts: Sequence[np.ndarray[Any, np.dtype[np.int64]]], tokens: int) -> None:
+        self._model.reset()
+        self._position = 0
+        self._step(np.stack(prompts))
+
+    def decode(self, steps: int) -> None:
+        for _ in range(steps):
+            self._step(self._last)
+
+    def finish(self) -> None:
+        self._model.reset()
+
+    def _step(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        logits = self._model.forward_batch(tokens, self._position)
+        self._position += tokens.shape[1]
+        self._last = logits[:, -1].argmax(-1)[:, None]
+
+
+class _Stages:
+    """Composed stages in this process, all sequences in one step."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._count = 0
+        self._position = 0
+        self._last = np.zeros(0, np.int64)
+
+    def start(self, prompts: Sequence[np.ndarray[Any, np.dtype[np.int64]]], tokens: int) -> None:
+        self._count, self._position = len(prompts), 0
+        self._step(np.concatenate(prompts))
+
+    def decode(self, steps: int) -> None:
+        for _ in range(steps):
+            self._step(self._last)
+
+    def finish(self) -> None:
+        for sequence in range(self._count):
+            self._pipeline.release(SequenceId(sequence))
+
+    def _step(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        each = len(tokens) // self._count
+        entries = [Entry(SequenceId(s), self._position, each, (each - 1,)) for s in range(self._count)]
+        logits = self._pipeline.forward(entries, tokens)
+        self._position += each
+        self._last = logits.argmax(-1)
+
+
+def measure(
+    store: Store, manifest: Manifest, graph: Path, options: BenchOptions, progress: Progress = silent
+) -> list[Row]:
+    """Measure every contender with every number of sequences. Raises all that opening a pipeline can."""
+    rates: dict[tuple[str, int], list[float]] = {}
+    with ExitStack() as stack:
+        contenders = dict(_open_all(stack, store, manifest, graph, options, progress))
+        pairs = [(n, name) for n in options.sequences for name in contenders if _takes(name, n)]
+        total = len(pairs) * options.rounds
+        for turn in range(options.rounds):
+            for index, (count, name) in enumerate(pairs):
+                progress("measure", turn * len(pairs) + index, total)
+                rate = _measure_one(contenders[name], manifest, count, options)
+                rates.setdefault((name, count), []).append(rate)
+        progress("measure", total, total)
+    return _rows(rates)
+
+
+def _takes(name: str, sequences: int) -> bool:
+    return (sequences == 1) if name == _GENAI_SINGLE else True
+
+
+_PLAIN, _GENAI_SINGLE, _GENAI_BATCH = "plain loop, unsplit", "genai LLMPipeline", "genai ContinuousBatching"
+
+
+def _open_all(
+    stack: ExitStack, store: Store, manifest: Manifest, graph: Path, options: BenchOptions, progress: Progress
+) -> Iterator[tuple[str, Contender]]:
+    most = max(options.sequences)
+    positions = most * (options.prompt_tokens + options.decode_tokens + WARM_STEPS + _MARGIN_TOKENS)
+    makers: list[tuple[str, Callable[[], Contender]]] = [(_PLAIN, lambda: _Unsplit(graph, options))]
+    if genai_available(graph.parent):
+        properties = (options.precision, options.threads)
+        makers.append((_GENAI_SINGLE, lambda: GenaiSingle(graph.parent, *properties)))
+        makers.append((_GENAI_BATCH, lambda: GenaiBatch(graph.parent, *properties, most, positions)))
+    for kv in options.kv:
+        for stages in options.stages:
+            stage_options = StageOptions(
+                resolve("cpu"), kv, options.precision, manifest.kv_bytes_per_token * positions, options.threads
+            )
+            makers.append(
+                (
+                    f"{stages} stage{'s' if stages > 1 else ''}, {kv}",
+                    lambda stages=stages, chosen=stage_options: _Stages(  # type: ignore[misc]
+                        stack.enter_context(open_pipeline(store, manifest, even_cuts(manifest, stages), chosen))
+                    ),
+                )
+            )
+    for index, (name, make) in enumerate(makers):
+        progress("load", index, len(makers))
+        yield name, make()
+    progress("load", len(makers), len(makers))
+
+
+def _measure_one(contender: Contender, manifest: Manifest, count: int, options: BenchOptions) -> float:
+    """Decode tokens/s of all sequences together."""
+    generator = np.random.default_rng(count)
+    prompts = [generator.integers(100, 1000, options.prompt_tokens, dtype=np.int64) for _ in range(count)]
+    contender.start(prompts, WARM_STEPS + options.decode_tokens)
+    try:
+        contender.decode(WARM_STEPS)
+        started = time.perf_counter()
+        contender.decode(options.decode_tokens)
+        return count * options.decode_tokens / (time.perf_counter() - started)
+    finally:
+        contender.finish()
+
+
+def _rows(rates: dict[tuple[str, int], list[float]]) -> list[Row]:
+    medians = {key: statistics.median(values) for key, values in rates.items()}
+    rows = []
+    for (name, count), values in sorted(rates.items(), key=lambda item: item[0][1]):
+        median = medians[(name, count)]
+        plain, genai = medians.get((_PLAIN, count)), medians.get((_GENAI_BATCH, count))
+        rows.append(
+            Row(
+                name,
+                count,
+                median,
+                min(values),
+                max(values),
+                median / plain if plain else None,
+                median / genai if genai else None,
+            )
+        )
+    return rows
+
+
+def as_json(manifest: Manifest, options: BenchOptions, rows: Sequence[Row]) -> dict[str, Any]:
+    """The result for programs."""
+    return {"model": manifest.name, "options": asdict(options), "rows": [asdict(row) for row in rows]}

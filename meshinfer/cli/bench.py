@@ -1,0 +1,123 @@
+"""`meshinfer bench`: measure speed on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from meshinfer.cli.show import progress_bars
+from meshinfer.config import Folders
+
+if TYPE_CHECKING:
+    from meshinfer.bench.stage import Row
+
+
+class Numbers(click.ParamType):
+    """A list such as 1,2,4."""
+
+    name = "N,N,..."
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"'{value}' is not a list of whole numbers such as 1,2,4", param, ctx)
+        if min(numbers) < 1:
+            self.fail(f"'{value}' has a number below 1", param, ctx)
+        return numbers
+
+
+class Backends(click.ParamType):
+    """A list such as paged,stateful."""
+
+    name = "KV,KV"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(str(value).split(","))
+        if not set(names) <= {"paged", "stateful"}:
+            self.fail(f"'{value}' is not a list of paged and stateful", param, ctx)
+        return names
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure speed on this machine."""
+
+
+@command.command("stage")
+@click.argument("model")
+@click.option("--stages", type=Numbers(), default="1,2,3", show_default=True, help="Numbers of stages.")
+@click.option("--kv", type=Backends(), default="paged,stateful", show_default=True, help="KV back ends.")
+@click.option("--sequences", type=Numbers(), default="1,4,16", show_default=True, help="Numbers of sequences at once.")
+@click.option("--exact", is_flag=True, help="Measure exact mode.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of every contender.")
+@click.option("--prompt-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens before the clock.")
+@click.option("--decode-tokens", type=click.IntRange(8), default=64, show_default=True, help="Tokens under the clock.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Times each is measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def stage(
+    folders: Folders,
+    model: str,
+    stages: tuple[int, ...],
+    kv: tuple[str, ...],
+    sequences: tuple[int, ...],
+    exact: bool,
+    threads: int,
+    prompt_tokens: int,
+    decode_tokens: int,
+    rounds: int,
+    as_json: bool,
+) -> None:
+    """Decode tokens/s of composed stages, of a plain loop on the unsplit IR and of openvino-genai, interleaved."""
+    from meshinfer.bench.stage import BenchOptions, measure
+    from meshinfer.bench.stage import as_json as to_json
+    from meshinfer.models.check import unsplit_graph, usable_backend
+    from meshinfer.shards.store import Store
+    from meshinfer.types import kv_backend
+
+    store = Store(folders)
+    manifest = store.load(model)
+    options = BenchOptions(
+        stages=stages,
+        kv=tuple(usable_backend(manifest, kv_backend(name)) for name in kv),
+        sequences=sequences,
+        precision="exact" if exact else "fast",
+        threads=threads,
+        prompt_tokens=prompt_tokens,
+        decode_tokens=decode_tokens,
+        rounds=rounds,
+    )
+    with progress_bars() as progress, unsplit_graph(store, manifest, progress) as graph:
+        rows = measure(store, manifest, graph, options, progress)
+    if as_json:
+        click.echo(json.dumps(to_json(manifest, options, rows), indent=1))
+    else:
+        _print_rows(rows)
+
+
+def _print_rows(rows: list[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("contender")
+    for heading in ("sequences", "tokens/s", "lowest", "highest", "of plain loop", "of genai batching"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        ratios = (row.against_plain_loop, row.against_genai)
+        table.add_row(
+            row.contender,
+            str(row.sequences),
+            f"{row.median:.1f}",
+            f"{row.lowest:.1f}",
+            f"{row.highest:.1f}",
+            *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+        )
+    Console(markup=False).print(table)
