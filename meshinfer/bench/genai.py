@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshinfer.engine.devices import compile_properties
+from meshinfer.engine.step import Tokens
 from meshinfer.types import Precision
 
 
@@ -18,7 +20,7 @@ def genai_available(folder: Path) -> bool:
 
 
 class GenaiSingle:
-    """`LLMPipeline`, one sequence. It decodes only whole answers, so each call prefills again and is timed whole."""
+    """`LLMPipeline`, one sequence. It only gives whole answers: its own time per output token is taken."""
 
     def __init__(self, folder: Path, precision: Precision, threads: int) -> None:
         import openvino_genai
@@ -27,17 +29,20 @@ class GenaiSingle:
         self._pipeline = openvino_genai.LLMPipeline(str(folder), "CPU", **compile_properties("CPU", precision, threads))
         self._prompt = np.zeros((1, 0), np.int64)
 
-    def start(self, prompts: Sequence[np.ndarray[Any, np.dtype[np.int64]]], tokens: int) -> None:
+    def start(self, prompts: Sequence[Tokens], tokens: int) -> None:
+        """See `Contender`."""
         self._prompt = np.stack(prompts)
 
-    def decode(self, steps: int) -> None:
+    def decode(self, steps: int) -> float:
+        """See `Contender`."""
         import openvino
 
-        config = self._genai.GenerationConfig(max_new_tokens=steps, ignore_eos=True, do_sample=False)
-        self._pipeline.generate(openvino.Tensor(self._prompt), config)
+        config = self._genai.GenerationConfig(max_new_tokens=steps + 1, ignore_eos=True, do_sample=False)
+        result = self._pipeline.generate(openvino.Tensor(self._prompt), config)
+        return float(result.perf_metrics.get_tpot().mean) * steps / 1000
 
     def finish(self) -> None:
-        pass
+        """See `Contender`: nothing is kept between answers."""
 
 
 class GenaiBatch:
@@ -57,7 +62,8 @@ class GenaiBatch:
         self._handles: list[Any] = []
         self._next = 0
 
-    def start(self, prompts: Sequence[np.ndarray[Any, np.dtype[np.int64]]], tokens: int) -> None:
+    def start(self, prompts: Sequence[Tokens], tokens: int) -> None:
+        """See `Contender`."""
         import openvino
 
         config = self._genai.GenerationConfig(max_new_tokens=tokens + 8, ignore_eos=True, do_sample=False)
@@ -66,11 +72,15 @@ class GenaiBatch:
             self._next += 1
         self._pipeline.step()
 
-    def decode(self, steps: int) -> None:
+    def decode(self, steps: int) -> float:
+        """See `Contender`."""
+        started = time.perf_counter()
         for _ in range(steps):
             self._pipeline.step()
+        return time.perf_counter() - started
 
     def finish(self) -> None:
+        """See `Contender`."""
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         self._handles.clear()

@@ -20,7 +20,7 @@ from meshinfer.bench.genai import GenaiBatch, GenaiSingle, genai_available
 from meshinfer.engine.devices import resolve
 from meshinfer.engine.pipeline import Pipeline, even_cuts, open_pipeline
 from meshinfer.engine.stage import StageOptions
-from meshinfer.engine.step import Entry
+from meshinfer.engine.step import Entry, Tokens
 from meshinfer.engine.unsplit import UnsplitModel
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.progress import Progress, silent
@@ -30,17 +30,20 @@ from meshinfer.types import KvBackend, Precision, SequenceId
 WARM_STEPS = 4
 """Decode steps before the clock starts: the first ones of a shape compile kernels."""
 
+LEAST_STEPS = 16
+"""Decode steps under the clock, however many sequences share `decode_tokens`."""
+
 _MARGIN_TOKENS = 96
 
 
 class Contender(Protocol):
     """Something that decodes. `start` feeds one prompt to every sequence, `decode` adds tokens to all of them."""
 
-    def start(self, prompts: Sequence[np.ndarray[Any, np.dtype[np.int64]]], tokens: int) -> None:
+    def start(self, prompts: Sequence[Tokens], tokens: int) -> None:
         """Prefill; up to `tokens` will be decoded afterwards."""
 
-    def decode(self, steps: int) -> None:
-        """Add `steps` tokens to every sequence."""
+    def decode(self, steps: int) -> float:
+        """Add `steps` tokens to every sequence; the seconds that took."""
 
     def finish(self) -> None:
         """Forget all sequences."""
@@ -81,19 +84,21 @@ class _Unsplit:
         self._last = np.zeros((0, 1), np.int64)
         self._position = 0
 
-    def start(self, prompts: Sequence[np.ndarray[Any, np.dtype[np.int64]]], tokens: int) -> None:
+    def start(self, prompts: Sequence[Tokens], tokens: int) -> None:
         self._model.reset()
         self._position = 0
         self._step(np.stack(prompts))
 
-    def decode(self, steps: int) -> None:
+    def decode(self, steps: int) -> float:
+        started = time.perf_counter()
         for _ in range(steps):
             self._step(self._last)
+        return time.perf_counter() - started
 
     def finish(self) -> None:
         self._model.reset()
 
-    def _step(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def _step(self, tokens: Tokens) -> None:
         logits = self._model.forward_batch(tokens, self._position)
         self._position += tokens.shape[1]
         self._last = logits[:, -1].argmax(-1)[:, None]
@@ -108,19 +113,21 @@ class _Stages:
         self._position = 0
         self._last = np.zeros(0, np.int64)
 
-    def start(self, prompts: Sequence[np.ndarray[Any, np.dtype[np.int64]]], tokens: int) -> None:
+    def start(self, prompts: Sequence[Tokens], tokens: int) -> None:
         self._count, self._position = len(prompts), 0
         self._step(np.concatenate(prompts))
 
-    def decode(self, steps: int) -> None:
+    def decode(self, steps: int) -> float:
+        started = time.perf_counter()
         for _ in range(steps):
             self._step(self._last)
+        return time.perf_counter() - started
 
     def finish(self) -> None:
         for sequence in range(self._count):
             self._pipeline.release(SequenceId(sequence))
 
-    def _step(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def _step(self, tokens: Tokens) -> None:
         each = len(tokens) // self._count
         entries = [Entry(SequenceId(s), self._position, each, (each - 1,)) for s in range(self._count)]
         logits = self._pipeline.forward(entries, tokens)
@@ -186,12 +193,11 @@ def _measure_one(contender: Contender, manifest: Manifest, count: int, options: 
     """Decode tokens/s of all sequences together."""
     generator = np.random.default_rng(count)
     prompts = [generator.integers(100, 1000, options.prompt_tokens, dtype=np.int64) for _ in range(count)]
-    contender.start(prompts, WARM_STEPS + options.decode_tokens)
+    steps = max(LEAST_STEPS, options.decode_tokens // count)
+    contender.start(prompts, WARM_STEPS + steps)
     try:
         contender.decode(WARM_STEPS)
-        started = time.perf_counter()
-        contender.decode(options.decode_tokens)
-        return count * options.decode_tokens / (time.perf_counter() - started)
+        return count * steps / contender.decode(steps)
     finally:
         contender.finish()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from meshinfer.engine.blocks import BlockPool
@@ -79,15 +81,21 @@ class Pipeline:
 def open_pipeline(
     store: Store, manifest: Manifest, cuts: Sequence[tuple[int, int]], options: StageOptions
 ) -> Iterator[Pipeline]:
-    """Open all stages of `cuts`; the KV budget is shared among them by what a token costs in each."""
-    opened: list[Stage] = []
-    whole = manifest.kv_bytes_per_token or 1
+    """Open the stages of `cuts`, several at once, because OpenVINO compiles each on one core.
+
+    The KV budget is shared among them by what a token costs in each. Raises what `open_stage` raises.
+    """
+
+    def open_one(cut: tuple[int, int]) -> Stage:
+        part = sum(spec.kv_bytes_per_token for spec in manifest.range(*cut))
+        share = options.kv_budget_bytes * part // (manifest.kv_bytes_per_token or 1)
+        return open_stage(store, manifest, *cut, dataclasses.replace(options, kv_budget_bytes=share))
+
+    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="open-stage") as pool:
+        opening = [pool.submit(open_one, cut) for cut in cuts]
     try:
-        for start, stop in cuts:
-            part = sum(spec.kv_bytes_per_token for spec in manifest.range(start, stop))
-            share = options.kv_budget_bytes * part // whole
-            opened.append(open_stage(store, manifest, start, stop, dataclasses.replace(options, kv_budget_bytes=share)))
-        yield Pipeline(opened)
+        yield Pipeline([stage.result() for stage in opening])
     finally:
-        for stage in opened:
-            stage.close()
+        for stage in opening:
+            if stage.exception() is None:
+                stage.result().close()

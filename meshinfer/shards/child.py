@@ -9,12 +9,22 @@ from typing import Any
 
 GROUP_SIZE = 64
 
+_NO_SUCH_PROPERTY = "MESHINFER_DO_NOT_COMPILE"
+
 
 def convert_gguf(gguf: Path) -> None:
-    """Write the IR of a GGUF file beside it."""
+    """Write the IR of a GGUF file beside it.
+
+    openvino-genai converts only on its way to a pipeline. The files are written before it compiles; a property that
+    no device has stops it there, which halves the time and saves the memory of a compiled model.
+    """
     import openvino_genai
 
-    openvino_genai.LLMPipeline(str(gguf), "CPU", enable_save_ov_model=True)
+    try:
+        openvino_genai.LLMPipeline(str(gguf), "CPU", enable_save_ov_model=True, **{_NO_SUCH_PROPERTY: True})
+    except RuntimeError as error:
+        if _NO_SUCH_PROPERTY not in str(error):
+            raise
 
 
 def export_checkpoint(checkpoint: Path, output: Path, bits: int) -> None:
