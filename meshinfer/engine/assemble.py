@@ -6,7 +6,6 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from meshinfer.engine.devices import converting, core
-from meshinfer.errors import InputError
 from meshinfer.shards.compose import compose
 from meshinfer.shards.manifest import Manifest, ShardSpec
 from meshinfer.shards.ports import HIDDEN, parameter
@@ -19,8 +18,8 @@ ROWS = "rows"
 def assemble(store: Store, manifest: Manifest, start: int, stop: int, *, position_axis: int) -> ov.Model:
     """The model of shards [start, stop), its head applied only to the rows asked for.
 
-    `position_axis` is the axis of the hidden states along which positions lie. Raises RangeError,
-    InputError for missing files, DeviceError where OpenVINO cannot read them.
+    `position_axis` is the axis of the hidden states along which positions lie. Every file
+    is hashed first. Raises RangeError, CorruptFileError, InputError for missing files, DeviceError.
     """
     specs = manifest.range(start, stop)
     models = [_read(store, spec) for spec in specs]
@@ -30,10 +29,8 @@ def assemble(store: Store, manifest: Manifest, start: int, stop: int, *, positio
 
 
 def _read(store: Store, spec: ShardSpec) -> ov.Model:
-    for ref in (spec.graph, spec.weights):
-        path = store.path(ref)
-        if not path.is_file() or path.stat().st_size != ref.size_bytes:
-            raise InputError(f"shard {spec.index}: {ref.name} is missing or cut short ({path}): add the model again")
+    store.check(spec.graph)
+    store.check(spec.weights)
     with converting("model", f"reading shard {spec.index}"):
         return core().read_model(store.path(spec.graph), store.path(spec.weights))
 

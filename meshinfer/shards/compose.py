@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import openvino as ov
 
 from meshinfer.errors import CutError
-from meshinfer.shards.ports import HIDDEN, output_name, snapshot
+from meshinfer.shards.ports import HIDDEN, copy_runtime_options, output_name, snapshot
 
 
 def compose(shards: Sequence[ov.Model], name: str = "stage") -> ov.Model:
@@ -49,9 +49,11 @@ def compose(shards: Sequence[ov.Model], name: str = "stage") -> ov.Model:
         results = shard.get_results()
         outgoing = {_boundary(result): result.input_value(0) for result in results}
     try:
-        return ov.Model(results, sinks, list(parameters.values()), name)
+        stage = ov.Model(results, sinks, list(parameters.values()), name)
     except RuntimeError as error:
         raise CutError(f"these shards do not fit together: {error}") from error
+    copy_runtime_options(shards[0], stage)
+    return stage
 
 
 def _carries_values(kind: str, name: str) -> bool:

@@ -21,7 +21,7 @@ from meshinfer.errors import CutError
 from meshinfer.shards.dims import Dims, probe_dims
 from meshinfer.shards.graph import Graph, Tensor
 from meshinfer.shards.layers import Layout, find_layout
-from meshinfer.shards.ports import boundary_name, output_name, parameter, snapshot
+from meshinfer.shards.ports import boundary_name, copy_runtime_options, output_name, parameter, snapshot
 
 
 @dataclass
@@ -100,9 +100,11 @@ class _Edit:
         parameters = [*self._parameters.values(), *inputs]
         name = f"shard{self._index:03d}"
         try:
-            return ov.Model(results, [self._cut.node(p) for p in sinks], parameters, name)
+            shard = ov.Model(results, [self._cut.node(p) for p in sinks], parameters, name)
         except RuntimeError as error:
             raise CutError(f"shard {self._index} is not a whole graph: {error}") from error
+        copy_runtime_options(self._cut.model, shard)
+        return shard
 
     def undo(self) -> None:
         for target, source in reversed(self._moved):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from meshinfer.errors import RangeError, SourceError
 from meshinfer.types import KvBackend, Sha256
@@ -14,6 +16,8 @@ FORMAT_VERSION = 1
 
 _PREFERRED: tuple[KvBackend, ...] = ("paged", "stateful")
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
 ShardKind = Literal["embedding", "layer", "head"]
 
 
@@ -21,9 +25,9 @@ ShardKind = Literal["embedding", "layer", "head"]
 class FileRef:
     """One file of a model: what it is called there, and which bytes it must have."""
 
-    name: str
-    sha256: Sha256
-    size_bytes: int
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    sha256: Annotated[Sha256, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+    size_bytes: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,15 @@ class TensorSpec:
 class ShardSpec:
     """One shard: its two files, what flows in and out, and what its state costs."""
 
-    index: int
+    index: Count
     kind: ShardKind
     graph: FileRef
     weights: FileRef
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    kv_bytes_per_token: int
+    kv_bytes_per_token: Count
     """Bytes of f32 KV cache one token takes in this shard."""
-    fixed_state_bytes: int = 0
+    fixed_state_bytes: Count = 0
     """Bytes of f32 state a sequence takes whatever its length (convolutions, recurrences): it cannot be rewound."""
 
     @property
@@ -61,7 +65,7 @@ class Verification:
 
     stages: int
     kv: KvBackend
-    tokens: int
+    tokens: Count
     max_abs_diff: float
     tokens_equal: bool
     top1_agreement: float
@@ -75,7 +79,7 @@ class Manifest:
     source: str
     revision: str
     precision: str
-    context_tokens: int
+    context_tokens: Annotated[int, msgspec.Meta(ge=1)]
     shards: tuple[ShardSpec, ...]
     tokenizer: tuple[FileRef, ...]
     chat_template: str | None
@@ -127,23 +131,23 @@ class Manifest:
 
 
 def from_json(text: str | bytes) -> Manifest:
-    """Read a manifest. Raises SourceError for anything that is not one of this version."""
+    """Read a manifest. Raises SourceError for anything that is not a sound one of this version."""
     try:
-        data = json.loads(text)
-        if data["format_version"] != FORMAT_VERSION:
-            theirs = data["format_version"]
-            raise SourceError(f"a manifest of format {theirs}, not {FORMAT_VERSION}: add the model again")
-        data["shards"] = tuple(_shard(item) for item in data["shards"])
-        data["tokenizer"] = tuple(FileRef(**item) for item in data["tokenizer"])
-        data["verification"] = tuple(Verification(**item) for item in data["verification"])
-        return Manifest(**data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        version = msgspec.json.decode(text, type=_Version).format_version
+        if version != FORMAT_VERSION:
+            raise SourceError(f"a manifest of format {version}, not {FORMAT_VERSION}: add the model again")
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise SourceError(f"not a model manifest: {error}") from error
+    if not _in_order(manifest.shards):
+        raise SourceError("not a model manifest: its shards are not an embedding, layers and a head in order")
+    return manifest
 
 
-def _shard(item: dict[str, Any]) -> ShardSpec:
-    item["graph"] = FileRef(**item["graph"])
-    item["weights"] = FileRef(**item["weights"])
-    for side in ("inputs", "outputs"):
-        item[side] = tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"])) for t in item[side])
-    return ShardSpec(**item)
+class _Version(msgspec.Struct):
+    format_version: int
+
+
+def _in_order(shards: tuple[ShardSpec, ...]) -> bool:
+    kinds = ["embedding", *["layer"] * (len(shards) - 2), "head"]
+    return [shard.kind for shard in shards] == kinds and all(s.index == i for i, s in enumerate(shards))

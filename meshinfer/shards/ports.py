@@ -28,6 +28,16 @@ def parameter(name: str, kind: ov.Type, shape: ov.PartialShape) -> ov.Node:
     return node
 
 
+_RUNTIME_OPTIONS = "runtime_options"
+
+
+def copy_runtime_options(source: ov.Model, target: ov.Model) -> None:
+    """Hand on what an exporter wrote into its IR for compiling it, such as a scale that keeps f16 from overflowing."""
+    if source.has_rt_info(_RUNTIME_OPTIONS):
+        for key, value in source.get_rt_info(_RUNTIME_OPTIONS).astype(dict).items():
+            target.set_rt_info(str(value.value), [_RUNTIME_OPTIONS, key])
+
+
 def snapshot(model: ov.Model) -> tuple[Graph, list[ov.Node]]:
     """The model as a `Graph`, and its nodes in the same order."""
     nodes = list(model.get_ordered_ops())

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshinfer.shards.manifest import FileRef, Manifest, ShardSpec, TensorSpec, Verification
+from meshinfer.shards.manifest import FileRef, Manifest, ShardKind, ShardSpec, TensorSpec, Verification
 
 
 def manifest(name: str, files: Sequence[FileRef], source: str = "sample") -> Manifest:
-    """A manifest with one shard made of the first two files; the others are its tokenizer's."""
+    """A manifest whose shards share the first two files; the others are its tokenizer's."""
     hidden = TensorSpec("hidden_states", "f32", (-1, -1, 64))
-    shard = ShardSpec(
-        index=0,
-        kind="layer",
-        graph=files[0],
-        weights=files[1],
-        inputs=(hidden,),
-        outputs=(hidden,),
-        kv_bytes_per_token=512,
+    kinds: tuple[ShardKind, ...] = ("embedding", "layer", "head")
+    shards = tuple(
+        ShardSpec(index, kind, files[0], files[1], (hidden,), (hidden,), 512 if kind == "layer" else 0)
+        for index, kind in enumerate(kinds)
     )
     return Manifest(
         name=name,
@@ -25,7 +21,7 @@ def manifest(name: str, files: Sequence[FileRef], source: str = "sample") -> Man
         revision="",
         precision="int4",
         context_tokens=2048,
-        shards=(shard,),
+        shards=shards,
         tokenizer=tuple(files[2:]),
         chat_template=None,
         generation={},

@@ -16,7 +16,8 @@ from meshinfer.types import Sha256
 
 names = st.text(min_size=1, max_size=12)
 sizes = st.integers(0, 1 << 50)
-refs = st.builds(FileRef, names, st.text("0123456789abcdef", min_size=64, max_size=64).map(Sha256), sizes)
+file_names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+refs = st.builds(FileRef, file_names, st.text("0123456789abcdef", min_size=64, max_size=64).map(Sha256), sizes)
 tensors = st.builds(
     TensorSpec, names, st.sampled_from(["f32", "i64"]), st.lists(st.integers(-1, 9000), max_size=4).map(tuple)
 )
@@ -31,7 +32,16 @@ shards = st.builds(
     kv_bytes_per_token=sizes,
     fixed_state_bytes=sizes,
 )
+
+
+def in_order(middle: list[ShardSpec]) -> tuple[ShardSpec, ...]:
+    """The same shards as an embedding, layers and a head."""
+    kinds = ["embedding", *["layer"] * (len(middle) - 2), "head"]
+    return tuple(replace(shard, index=i, kind=kind) for i, (shard, kind) in enumerate(zip(middle, kinds, strict=True)))
+
+
 finite = st.floats(allow_nan=False, allow_infinity=False)
+
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | finite | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -46,8 +56,8 @@ manifests = st.builds(
     source=st.text(max_size=20),
     revision=st.text(max_size=8),
     precision=st.sampled_from(["int4", "fp16"]),
-    context_tokens=sizes,
-    shards=st.lists(shards, min_size=1, max_size=3).map(tuple),
+    context_tokens=st.integers(1, 1 << 50),
+    shards=st.lists(shards, min_size=2, max_size=4).map(in_order),
     tokenizer=st.lists(refs, max_size=2).map(tuple),
     chat_template=st.none() | st.text(max_size=30),
     generation=st.dictionaries(st.text(max_size=8), json_values, max_size=3),
@@ -138,3 +148,33 @@ def test_ranges(manifest: Manifest, start: int, stop: int) -> None:
 
 _OPTIONAL = {"generation", "versions", "bits", "fixed_state_bytes"}
 """Keys that have a default, or whose content is free."""
+
+
+@given(manifests)
+def test_shards_out_of_order_are_a_source_error(manifest: Manifest) -> None:
+    with pytest.raises(SourceError):
+        from_json(replace(manifest, shards=manifest.shards[::-1]).to_json())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("size_bytes", "abc"),
+        ("size_bytes", -1),
+        ("sha256", "0" * 63),
+        ("sha256", "../../etc/passwd"),
+        ("name", "../openvino_tokenizer.xml"),
+        ("name", ""),
+    ],
+)
+@given(manifests)
+def test_a_file_that_cannot_be_is_a_source_error(key: str, value: Any, manifest: Manifest) -> None:
+    document = json.loads(manifest.to_json())
+    document["shards"][0]["graph"][key] = value
+    with pytest.raises(SourceError):
+        from_json(json.dumps(document))
+
+
+def test_json_nested_too_deep_is_a_source_error() -> None:
+    with pytest.raises(SourceError):
+        from_json("[" * 100_000)
