@@ -31,9 +31,19 @@ class Folders:
         return self.home / "downloads"
 
     @property
+    def compiled(self) -> Path:
+        """OpenVINO's cache of compiled models; may be deleted at any time."""
+        return self.home / "compiled"
+
+    @property
     def work(self) -> Path:
         """Half-made things; never read by anything but their maker."""
         return self.home / "work"
+
+    @property
+    def locks(self) -> Path:
+        """Lock files, so that several processes may use the same home."""
+        return self.home / "locks"
 
 
 def folders(home: str | os.PathLike[str] | None = None) -> Folders:

@@ -67,6 +67,7 @@ WORLD = {
     "shards/store.py": "files, locks",
     "shards/work.py": "files, locks",
     "shards/write.py": "OpenVINO graphs, files",
+    "shards/zero_points.py": "OpenVINO graphs, files",
     "text/template.py": "Jinja templates",
     "text/tokenizer.py": "OpenVINO tokenizers",
 }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from meshinfer.bench.stage import Row
 
 
-class Numbers(click.ParamType):
+class Numbers(click.ParamType[tuple[int, ...]]):
     """A list such as 1,2,4."""
 
     name = "N,N,..."
@@ -31,7 +31,7 @@ class Numbers(click.ParamType):
         return numbers
 
 
-class Backends(click.ParamType):
+class Backends(click.ParamType[tuple[str, ...]]):
     """A list such as paged,stateful."""
 
     name = "KV,KV"

@@ -195,7 +195,9 @@ def _print_manifest(manifest: Manifest) -> None:
     for what, which in facts.items():
         click.echo(f"  {what + ':':15}{which}")
     for check in manifest.verification:
-        click.echo(f"  {'verified:':15}{check.kv}, largest difference {check.max_abs_diff:.2g} over {check.tokens} tokens")
+        click.echo(
+            f"  {'verified:':15}{check.kv}, largest difference {check.max_abs_diff:.2g} over {check.tokens} tokens"
+        )
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("shard", "kind", "size", "KV a token", "takes", "gives", "weights"):
         table.add_column(heading, justify="right" if heading in ("shard", "size", "KV a token") else "left")

@@ -12,6 +12,9 @@ from meshinfer.engine.step import Entry
 from meshinfer.errors import ContextLengthError, InputError
 from meshinfer.types import SequenceId
 
+ALONE = SequenceId(0)
+"""The sequence of an answer that has a pipeline to itself."""
+
 PREFILL_CHUNK_TOKENS = 512
 """A prompt goes in by chunks of this many tokens, so that memory for activations stays bounded."""
 
@@ -35,7 +38,7 @@ def generate(
     context_tokens: int,
     sampling: Sampling,
     eos_ids: Collection[int] = (),
-    sequence: SequenceId = SequenceId(0),
+    sequence: SequenceId = ALONE,
 ) -> Iterator[int]:
     """Yield the answer's token ids, without the one that ends it; the sequence is released at the end.
 

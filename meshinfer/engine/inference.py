@@ -34,7 +34,7 @@ class Inference:
         with converting(self._device, "inference"):
             for name, value in values.items():
                 if name in self._ports:
-                    array = np.require(value, requirements="CW") if value.ndim else value
+                    array = np.require(value, requirements=["C", "W"]) if value.ndim else value
                     self.request.set_tensor(self._ports[name], ov.Tensor(array, shared_memory=True))
             self.request.infer(share_outputs=True)
             return tuple(self.request.get_output_tensor(index).data for index in range(self._outputs))

@@ -91,11 +91,12 @@ def open_pipeline(
         share = options.kv_budget_bytes * part // (manifest.kv_bytes_per_token or 1)
         return open_stage(store, manifest, *cut, dataclasses.replace(options, kv_budget_bytes=share))
 
-    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="open-stage") as pool:
-        opening = [pool.submit(open_one, cut) for cut in cuts]
+    pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="open-stage")
+    opening = [pool.submit(open_one, cut) for cut in cuts]
     try:
         yield Pipeline([stage.result() for stage in opening])
     finally:
+        pool.shutdown(cancel_futures=True)
         for stage in opening:
-            if stage.exception() is None:
+            if not stage.cancelled() and stage.exception() is None:
                 stage.result().close()

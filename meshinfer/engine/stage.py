@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 import openvino as ov
 
@@ -16,6 +18,8 @@ from meshinfer.errors import KvBudgetError
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.store import Store
 from meshinfer.types import KvBackend, Precision
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ def open_stage(store: Store, manifest: Manifest, start: int, stop: int, options:
     model = assemble(store, manifest, start, stop, position_axis=0 if paged else 1)
     if paged:
         to_paged(model)
-    compiled = compile_model(model, options)
+    compiled = compile_model(model, options, store.folders.compiled)
     if stateless:
         return StatelessStage(compiled, device.name, device.kv_block_tokens)
     if paged:
@@ -62,8 +66,18 @@ def open_stage(store: Store, manifest: Manifest, start: int, stop: int, options:
     return stage
 
 
-def compile_model(model: ov.Model, options: StageOptions) -> ov.CompiledModel:
-    """Compile for the options' device and precision. Raises DeviceError."""
-    properties = compile_properties(options.device.name, options.precision, options.threads)
-    with converting(options.device.name, f"compiling {model.get_friendly_name()}"):
-        return core().compile_model(model, options.device.name, properties)
+def compile_model(model: ov.Model, options: StageOptions, cache_dir: Path | None = None) -> ov.CompiledModel:
+    """Compile for the options' device and precision, from OpenVINO's cache where the device gains by one.
+
+    A cache that cannot be used (a full disk, a damaged file) costs time, not the stage. Raises DeviceError.
+    """
+    name = options.device.name
+    properties = compile_properties(name, options.precision, options.threads, cache_dir)
+    with converting(name, f"compiling {model.get_friendly_name()}"):
+        try:
+            return core().compile_model(model, name, properties)
+        except RuntimeError as error:
+            if properties.pop("CACHE_DIR", None) is None:
+                raise
+            log.warning("compiling without the cache in %s: %s", cache_dir, error)
+            return core().compile_model(model, name, properties)

@@ -12,6 +12,7 @@ from meshinfer import __version__
 from meshinfer.errors import InputError
 from meshinfer.models.verify import verify_new
 from meshinfer.shards.convert import prepare
+from meshinfer.shards.disk import require_space
 from meshinfer.shards.folder import ModelFolder
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.progress import Progress, silent
@@ -61,7 +62,7 @@ def add_model(
 def build(store: Store, model: ModelFolder, name: str, bits: int | None, work: Path, progress: Progress) -> Manifest:
     """Cut and verify a prepared model; call inside `store.adding`. Raises CutError, VerificationError, NoSpaceError."""
     weights = (model.folder / IR_WEIGHTS).stat().st_size
-    store.require_space(2 * weights + _SPARE_BYTES)
+    require_space(store.folders.blobs, 2 * weights + _SPARE_BYTES)
     shards = write_shards(store, model.folder / IR_GRAPH, work, progress)
     manifest = Manifest(
         name=name,

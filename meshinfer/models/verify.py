@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import gc
+import logging
+import math
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import numpy as np
 
 from meshinfer.engine.devices import resolve
 from meshinfer.engine.paged import PagedUnsupportedError
-from meshinfer.engine.pipeline import even_cuts, open_pipeline
+from meshinfer.engine.pipeline import Pipeline, even_cuts, open_pipeline
 from meshinfer.engine.stage import StageOptions
 from meshinfer.engine.step import Entry, Rows, Tokens
 from meshinfer.engine.unsplit import UnsplitModel
@@ -20,9 +23,15 @@ from meshinfer.shards.progress import Progress
 from meshinfer.shards.store import Store
 from meshinfer.types import KvBackend, SequenceId
 
+log = logging.getLogger(__name__)
+
 PROMPT_TOKENS = 24
 DECODE_TOKENS = 24
 _SEQUENCE = SequenceId(0)
+_SPARE_TOKENS = 128
+"""More than the blocks that rounding takes."""
+_COPIES_WHILE_OVERLAPPING = 4
+"""Times a model's size that compiling it whole and in stages at once may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +69,8 @@ def compare(store: Store, manifest: Manifest, expected: Reference, stages: int, 
 
     Raises RangeError, DeviceError, PagedUnsupportedError.
     """
-    budget = manifest.kv_bytes_per_token * (expected.tokens + 64) * 2
-    options = StageOptions(resolve("cpu"), kv, "exact", budget)
-    worst, same, rows = 0.0, 0, 0
-    with open_pipeline(store, manifest, even_cuts(manifest, stages), options) as pipeline:
-        start = 0
-        for chunk, wanted in zip(expected.chunks, expected.logits, strict=True):
-            entry = Entry(_SEQUENCE, start, len(chunk), rows=tuple(range(len(chunk))))
-            got = pipeline.forward([entry], chunk)
-            difference = np.abs(got - wanted).max()
-            worst = max(worst, float(difference)) if np.isfinite(difference) else float("inf")
-            same += int((got.argmax(-1) == wanted.argmax(-1)).sum())
-            rows += len(chunk)
-            start += len(chunk)
-    gc.collect()
-    return Verification(
-        stages=stages, kv=kv, tokens=rows, max_abs_diff=worst, tokens_equal=same == rows, top1_agreement=same / rows
-    )
+    with _open(store, manifest, stages, kv, expected.tokens) as pipeline:
+        return _compare(pipeline, expected, stages, kv)
 
 
 def verify_new(store: Store, manifest: Manifest, graph: Path, progress: Progress) -> tuple[Verification, ...]:
@@ -85,10 +79,15 @@ def verify_new(store: Store, manifest: Manifest, graph: Path, progress: Progress
     Raises VerificationError with the numbers where the stateful one does not: then the cut is wrong.
     """
     progress("verify", 0, 3)
-    expected = reference(graph)
-    progress("verify", 1, 3)
     stages = min(2, len(manifest.shards))
-    stateful = compare(store, manifest, expected, stages, "stateful")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(reference, graph)
+        if manifest.size_bytes * _COPIES_WHILE_OVERLAPPING > resolve("cpu").free_memory_bytes:
+            running.result()  # one after the other: the unsplit model is gone before the stages are compiled
+        with _open(store, manifest, stages, "stateful", PROMPT_TOKENS + DECODE_TOKENS) as pipeline:
+            expected = running.result()
+            progress("verify", 1, 3)
+            stateful = _compare(pipeline, expected, stages, "stateful")
     if stateful.max_abs_diff != 0.0 or not stateful.tokens_equal:
         raise VerificationError(
             f"the shards do not reproduce the model: logits differ by {stateful.max_abs_diff:.3g}, "
@@ -100,7 +99,27 @@ def verify_new(store: Store, manifest: Manifest, graph: Path, progress: Progress
         paged = compare(store, manifest, expected, stages, "paged")
         if paged.tokens_equal:
             passed.append(paged)
-    except PagedUnsupportedError:
-        pass
+    except PagedUnsupportedError as error:
+        log.info("%s: %s", manifest.name, error)
     progress("verify", 3, 3)
     return tuple(passed)
+
+
+def _open(
+    store: Store, manifest: Manifest, stages: int, kv: KvBackend, tokens: int
+) -> AbstractContextManager[Pipeline]:
+    options = StageOptions(resolve("cpu"), kv, "exact", manifest.kv_bytes_per_token * (tokens + _SPARE_TOKENS))
+    return open_pipeline(store, manifest, even_cuts(manifest, stages), options)
+
+
+def _compare(pipeline: Pipeline, expected: Reference, stages: int, kv: KvBackend) -> Verification:
+    worst, same, rows, start = 0.0, 0, 0, 0
+    for chunk, wanted in zip(expected.chunks, expected.logits, strict=True):
+        entry = Entry(_SEQUENCE, start, len(chunk), rows=tuple(range(len(chunk))))
+        got = pipeline.forward([entry], chunk)
+        difference = float(np.abs(got - wanted).max())
+        worst = max(worst, difference) if math.isfinite(difference) else math.inf
+        same += int((got.argmax(-1) == wanted.argmax(-1)).sum())
+        rows += len(chunk)
+        start += len(chunk)
+    return Verification(stages, kv, rows, worst, tokens_equal=same == rows, top1_agreement=same / rows)

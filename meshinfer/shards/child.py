@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from meshinfer.shards.sources import IR_GRAPH, IR_WEIGHTS
+
 GROUP_SIZE = 64
 
 _NO_SUCH_PROPERTY = "MESHINFER_DO_NOT_COMPILE"
@@ -25,6 +27,16 @@ def convert_gguf(gguf: Path) -> None:
     except RuntimeError as error:
         if _NO_SUCH_PROPERTY not in str(error):
             raise
+    _restore_zero_points(gguf)
+
+
+def _restore_zero_points(gguf: Path) -> None:
+    from meshinfer.shards.zero_points import restore_zero_points
+
+    graph, exact = gguf.with_name(IR_GRAPH), gguf.with_name("exact.xml")
+    print(restore_zero_points(gguf, graph, exact), "matrices with exact zero points")
+    exact.replace(graph)
+    exact.with_suffix(".bin").replace(gguf.with_name(IR_WEIGHTS))
 
 
 def export_checkpoint(checkpoint: Path, output: Path, bits: int) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import meshinfer
 from meshinfer.config import Folders
 from meshinfer.errors import InputError, MissingExtraError, SourceError
+from meshinfer.shards import disk, gguf, hub
 from meshinfer.shards import folder as facts
-from meshinfer.shards import gguf, hub
 from meshinfer.shards.aliases import ALIASES, fetch_alias
 from meshinfer.shards.folder import ModelFolder
 from meshinfer.shards.gguf_tokenizer import check_tokenizer, write_tokenizer
@@ -38,7 +38,7 @@ from meshinfer.shards.sources import (
     is_weights,
     look,
 )
-from meshinfer.shards.work import demand_space, work_folder
+from meshinfer.shards.work import work_folder
 
 DEFAULT_BITS = 4
 _LABELS = {4: "int4", 8: "int8", 16: "f16", 32: "f32"}
@@ -93,7 +93,7 @@ def _from_gguf(job: _Job, path: Path) -> Iterator[ModelFolder]:
     check_tokenizer(header, path.name)
     _check_bits(job, header.precision)
     with work_folder(job.folders) as work:
-        demand_space(work, header.converted_bytes + _SPARE_BYTES)
+        disk.require_space(work, header.converted_bytes + _SPARE_BYTES)
         _place(path, work / "model.gguf", job.folders)
         job.progress("convert", 0, 0)
         _run_child(["gguf", str(work / "model.gguf")], work, path.name)
@@ -128,7 +128,7 @@ def _from_checkpoint(job: _Job, folder: Path, commit: str | None) -> Iterator[Mo
     weights = sorted(path for path in folder.iterdir() if is_weights(path.name))
     with work_folder(job.folders) as work:
         size = sum(path.stat().st_size for path in weights)
-        demand_space(work, export_bytes(size, job.bits or DEFAULT_BITS))
+        disk.require_space(work, export_bytes(size, job.bits or DEFAULT_BITS))
         output = work / "ir"
         job.progress("convert", 0, 0)
         _run_child(["checkpoint", str(folder), str(output), str(job.bits or DEFAULT_BITS)], work, folder.name)
@@ -198,7 +198,7 @@ def _place(source: Path, target: Path, folders: Folders) -> None:
             return
         except OSError:
             continue
-    demand_space(folders.work, source.stat().st_size)
+    disk.require_space(folders.work, source.stat().st_size)
     try:
         shutil.copyfile(source, target)
     except OSError as error:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from meshinfer.errors import InputError, NoSpaceError
 from meshinfer.types import Sha256
@@ -40,16 +40,17 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def sha256_of(path: Path) -> Sha256:
-    """SHA-256 of a file, read in pieces."""
-    with path.open("rb") as stream:
-        return Sha256(hashlib.file_digest(stream, "sha256").hexdigest())
+def require_space(folder: Path, needed_bytes: int) -> None:
+    """Raise NoSpaceError where the disk of `folder`, which need not exist yet, has less than `needed_bytes` free."""
+    free = free_bytes(folder)
+    if free < needed_bytes:
+        raise NoSpaceError(str(folder), needed_bytes, free)
 
 
-def copy_hashed(source: Path, target: Path) -> Sha256:
-    """Copy `source` to the new file `target`, through to the disk; the SHA-256 of what was written."""
+def copy_hashed(reading: IO[bytes], target: Path) -> Sha256:
+    """Copy a stream to the new file `target`, through to the disk; the SHA-256 of what was written."""
     digest = hashlib.sha256()
-    with source.open("rb") as reading, target.open("xb") as writing:
+    with target.open("xb") as writing:
         while chunk := reading.read(CHUNK_BYTES):
             digest.update(chunk)
             writing.write(chunk)

@@ -1,21 +1,29 @@
-"""SHA-256 of files, for names, checks and revisions."""
+"""Hashes of files, for names, checks and revisions."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from meshinfer.errors import SourceError
+from meshinfer.shards.disk import CHUNK_BYTES
 from meshinfer.shards.progress import Progress, silent
 from meshinfer.types import Sha256
 
-CHUNK_BYTES = 4 << 20
+
+class Digest(Protocol):
+    """What hashlib makes."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
 
 
-def sha256_file(path: Path, progress: Progress = silent) -> Sha256:
-    """The SHA-256 of a file's bytes. Raises SourceError where it cannot be read."""
-    digest, done = hashlib.sha256(), 0
+def digest_file(path: Path, digest: Digest, progress: Progress = silent) -> str:
+    """Feed a file's bytes to `digest`; the result in hex. Raises SourceError where it cannot be read."""
+    done = 0
     try:
         total = path.stat().st_size
         with path.open("rb") as file:
@@ -25,7 +33,12 @@ def sha256_file(path: Path, progress: Progress = silent) -> Sha256:
                 progress("hash", done, total)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
-    return Sha256(digest.hexdigest())
+    return digest.hexdigest()
+
+
+def sha256_file(path: Path, progress: Progress = silent) -> Sha256:
+    """The SHA-256 of a file's bytes. Raises SourceError where it cannot be read."""
+    return Sha256(digest_file(path, hashlib.sha256(), progress))
 
 
 def sha256_files(paths: Iterable[Path], progress: Progress = silent) -> Sha256:

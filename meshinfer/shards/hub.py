@@ -19,11 +19,10 @@ from meshinfer.config import Folders
 from meshinfer.errors import CorruptFileError, SourceError
 from meshinfer.shards import disk
 from meshinfer.shards.folder import FAST_TOKENIZER, OPENVINO_TOKENIZER, check_config, read_json
-from meshinfer.shards.hashing import CHUNK_BYTES
+from meshinfer.shards.hashing import digest_file
 from meshinfer.shards.progress import Progress
 from meshinfer.shards.resume import fetch_resumable
 from meshinfer.shards.sources import CONFIG, IR_GRAPH, IR_WEIGHTS, is_checkpoint, is_weights
-from meshinfer.shards.work import demand_space
 
 _DESCRIPTIONS = (CONFIG, "generation_config.json", "chat_template.jinja", "chat_template.json")
 _CHECKPOINT_TOKENIZER = (
@@ -106,7 +105,7 @@ def download(listing: RepoListing, folders: Folders, progress: Progress, endpoin
 
 def _complete(listing: RepoListing, target: Path, progress: Progress, endpoint: str | None) -> None:
     missing = [file for file in listing.files if _wrong_hash(target / file.name, file) is not None]
-    demand_space(target, sum(file.size_bytes for file in missing))
+    disk.require_space(target, sum(file.size_bytes for file in missing))
     total = sum(file.size_bytes for file in listing.files)
     done = total - sum(file.size_bytes for file in missing)
     for file in sorted(missing, key=lambda file: (file.name != CONFIG, file.size_bytes)):
@@ -159,10 +158,8 @@ def _wrong_hash(path: Path, file: RepoFile) -> tuple[str, str] | None:
     if expected is None:
         return None
     digest = hashlib.sha256() if file.sha256 else hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-    with path.open("rb") as data:
-        while chunk := data.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return None if digest.hexdigest() == expected else (expected, digest.hexdigest())
+    actual = digest_file(path, digest)
+    return None if actual == expected else (expected, actual)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The store: every file once, under its SHA-256; every model a manifest that names its files.
 
-Blobs and manifests change only under one lock that is held for moments. An adder is a session with a folder
-in `work/`, whose own lock lives as long as its process; what it has put into `blobs/` is pinned in that folder until
-its manifest is saved. Collection deletes what no manifest names and no living session pins.
+Blobs and manifests change only under one lock that is held for moments. An adder is a session with a work folder, whose
+lock lives as long as its process; what it has put into `blobs/` is pinned in that folder until its manifest is saved.
+Collection deletes what no manifest names and no living session pins.
 """
 
 from __future__ import annotations
@@ -10,24 +10,21 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from meshinfer.config import Folders
-from meshinfer.errors import CorruptFileError, InputError, ModelNotFoundError, NoSpaceError, SourceError
+from meshinfer.errors import CorruptFileError, InputError, ModelNotFoundError, SourceError
 from meshinfer.shards import disk
+from meshinfer.shards.hashing import sha256_file
 from meshinfer.shards.manifest import FileRef, Manifest, from_json
+from meshinfer.shards.work import held_briefly, living, sweep, work_folder
 from meshinfer.types import Sha256
-
-LOCK_TIMEOUT_S = 120.0
-
-_SESSIONS = "adding-*"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{digit}" for port in ("com", "lpt") for digit in range(10)}
@@ -46,31 +43,12 @@ def model_name(text: str) -> str:
     return name
 
 
-@dataclass(frozen=True)
-class _Session:
-    """One adding in progress: a folder, its lock, and the list of blobs it needs."""
-
-    folder: Path
-    lock: FileLock
-
-    @property
-    def files(self) -> Path:
-        return self.folder / "files"
-
-    def pin(self, sha256: Sha256) -> None:
-        with (self.folder / "pins").open("a", encoding="ascii") as stream:
-            stream.write(f"\n{sha256}\n")  # a line of its own even after one that a full disk cut short
-            stream.flush()
-            os.fsync(stream.fileno())
-
-
 class Store:
     """The models of one machine. Several processes may use the same folders; one object does one adding at a time."""
 
     def __init__(self, folders: Folders) -> None:
         self.folders = folders
-        self._locks = folders.home / "locks"
-        self._session: _Session | None = None
+        self._session: Path | None = None
         self._busy = threading.Lock()
 
     @contextmanager
@@ -85,11 +63,13 @@ class Store:
             raise RuntimeError("this Store is adding a model already: use one of your own")
         try:
             with self._name_held(name, on_wait):
-                self._session = self._open_session()
                 try:
-                    yield self._session.files
+                    with work_folder(self.folders, "adding") as self._session:
+                        files = self._session / "files"
+                        files.mkdir()
+                        yield files
                 finally:
-                    self._close_session(self._session)
+                    self._tidy()
         finally:
             self._session = None
             self._busy.release()
@@ -107,17 +87,18 @@ class Store:
             size = path.stat().st_size
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from error
-        part = self.folders.blobs / f"{session.folder.name}.{secrets.token_hex(8)}.part"
+        part = self.folders.blobs / f"{session.name}.{secrets.token_hex(8)}.part"
         with disk.converted(self.folders.blobs, size):
             try:
                 taken = move and not path.is_symlink() and path.stat().st_dev == self.folders.blobs.stat().st_dev
                 if taken:
-                    sha256 = disk.sha256_of(path)
+                    sha256 = sha256_file(path)
                     disk.sync_file(path)
                 else:
-                    sha256 = disk.copy_hashed(path, part)
+                    with path.open("rb") as reading:
+                        sha256 = disk.copy_hashed(reading, part)
                 with self._locked():
-                    session.pin(sha256)
+                    _pin(session, sha256)
                     self._place(path if taken else part, sha256, size)
                 if move:
                     path.unlink(missing_ok=True)
@@ -134,12 +115,9 @@ class Store:
     def check(self, ref: FileRef) -> None:
         """Read a file and compare its hash. Raises CorruptFileError, or InputError where it is missing."""
         path = self.path(ref)
-        try:
-            actual = disk.sha256_of(path)
-        except FileNotFoundError:
-            raise InputError(f"{ref.name} is missing ({path}): add the model again") from None
-        except OSError as error:
-            raise InputError(f"cannot read {ref.name} ({path}): {error.strerror}") from error
+        if not path.exists():
+            raise InputError(f"{ref.name} is missing ({path}): add the model again")
+        actual = sha256_file(path)
         if actual != ref.sha256:
             raise CorruptFileError(f"{ref.name} ({path})", ref.sha256, actual)
 
@@ -181,22 +159,15 @@ class Store:
                     raise ModelNotFoundError(name, self.names()) from None
                 return self._collect()
 
-    def require_space(self, needed_bytes: int, folder: Path | None = None) -> None:
-        """Raise NoSpaceError unless the disk of `folder` (the store's, if not given) has `needed_bytes` free."""
-        folder = folder or self.folders.blobs
-        free = disk.free_bytes(folder)
-        if free < needed_bytes:
-            raise NoSpaceError(str(folder), needed_bytes, free)
-
     def _make_folders(self) -> None:
-        for folder in (self.folders.models, self.folders.blobs, self.folders.work, self._locks):
+        for folder in (self.folders.models, self.folders.blobs, self.folders.work, self.folders.locks):
             folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def _name_held(self, name: str, on_wait: Callable[[], None] | None) -> Iterator[None]:
         with disk.converted(self.folders.home):
             self._make_folders()
-            lock = FileLock(self._locks / f"{name}.model.lock", thread_local=False)
+            lock = FileLock(self.folders.locks / f"{name}.model.lock", thread_local=False)
             try:
                 lock.acquire(timeout=0)
             except Timeout:
@@ -208,17 +179,8 @@ class Store:
         finally:
             lock.release()
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = FileLock(self._locks / "store.lock")
-        try:
-            lock.acquire(timeout=LOCK_TIMEOUT_S)
-        except Timeout:
-            raise InputError(f"another process holds {self._locks / 'store.lock'}: is one stopped?") from None
-        try:
-            yield
-        finally:
-            lock.release()
+    def _locked(self) -> AbstractContextManager[None]:
+        return held_briefly(self.folders.locks / "store.lock")
 
     def _manifest_path(self, name: str) -> Path:
         return self.folders.models / f"{name}.json"
@@ -237,44 +199,19 @@ class Store:
             if not blob.is_file() or blob.stat().st_size != size_bytes:
                 raise
 
-    def _open_session(self) -> _Session:
-        with disk.converted(self.folders.work), self._locked():
-            self._sweep_sessions()
-            folder = self.folders.work / _SESSIONS.replace("*", secrets.token_hex(8))
-            session = _Session(folder, FileLock(folder / "lock", thread_local=False))
-            session.files.mkdir(parents=True)
-            session.lock.acquire(timeout=0)
-        return session
-
-    def _close_session(self, session: _Session) -> None:
-        with disk.converted(self.folders.work), self._locked():
-            session.lock.release()
-            shutil.rmtree(session.folder, ignore_errors=True)
+    def _tidy(self) -> None:
+        with disk.converted(self.folders.home), self._locked():
             self._collect()
-
-    def _sweep_sessions(self) -> None:
-        """Delete the folders of sessions whose process is gone: their lock is free. Call it under the lock."""
-        for folder in self.folders.work.glob(_SESSIONS):
-            lock = FileLock(folder / "lock", thread_local=False)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                continue
-            except OSError:  # half deleted
-                pass
-            else:
-                lock.release()
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _collect(self) -> int:
         """Delete blobs that no manifest names and no session pins; the bytes freed. Call it under the lock.
 
         Manifests are searched for hashes, not parsed: one that this version cannot read keeps its files.
         """
-        self._sweep_sessions()
-        sessions = list(self.folders.work.glob(_SESSIONS))
+        sweep(self.folders)
+        sessions = living(self.folders, "adding")
         lists = [*self.folders.models.glob("*.json"), *(session / "pins" for session in sessions)]
-        wanted = {sha256 for path in lists if path.is_file() for sha256 in _SHA256.findall(path.read_text("latin-1"))}
+        wanted = {sha256 for path in lists for sha256 in _hashes_in(path)}
         alive = {session.name for session in sessions}
         for part in self.folders.models.glob(".*.part"):
             part.unlink(missing_ok=True)
@@ -293,3 +230,17 @@ class Store:
 
 def _named(manifest: Manifest, name: str) -> Manifest:
     return manifest if manifest.name == name else replace(manifest, name=name)
+
+
+def _pin(session: Path, sha256: Sha256) -> None:
+    with (session / "pins").open("a", encoding="ascii") as stream:
+        stream.write(f"\n{sha256}\n")  # a line of its own even after one that a full disk cut short
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _hashes_in(path: Path) -> list[str]:
+    try:
+        return _SHA256.findall(path.read_text("latin-1"))
+    except FileNotFoundError:  # a session that pins nothing yet, or ended just now
+        return []

@@ -2,61 +2,91 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
 from meshinfer.config import Folders
-from meshinfer.errors import NoSpaceError, SourceError
-from meshinfer.shards.disk import free_bytes
+from meshinfer.errors import InputError
+from meshinfer.shards import disk
 
-_PREFIX = "source-"
+WorkKind = Literal["source", "adding"]
+"""What a folder is for: making an IR from a source, or adding a model to the store."""
+
+LOCK_TIMEOUT_S = 120.0
 
 
 @contextmanager
-def work_folder(folders: Folders) -> Iterator[Path]:
+def work_folder(folders: Folders, kind: WorkKind = "source") -> Iterator[Path]:
     """An empty folder under `folders.work` that is gone after the block.
 
     It is locked while it is in use; folders that a killed process left are recognised by their free lock.
+    Raises InputError and NoSpaceError where it cannot be made.
     """
-    try:
-        folders.work.mkdir(parents=True, exist_ok=True)
-        _sweep(folders.work)
-        path = folders.work / f"{_PREFIX}{uuid.uuid4().hex}"
-        lock = FileLock(path.with_suffix(".lock"))
-        lock.acquire()
-        path.mkdir()
-    except OSError as error:
-        raise SourceError(f"cannot write to {folders.work}: {error.strerror or error}") from error
+    with disk.converted(folders.work):
+        for folder in (folders.work, folders.locks):
+            folder.mkdir(parents=True, exist_ok=True)
+        sweep(folders)
+        path = folders.work / f"{kind}-{secrets.token_hex(8)}"
+        with _all_held(folders):
+            path.mkdir()
+            lock = _lock_of(folders, path)
+            lock.acquire()
     try:
         yield path
     finally:
-        _remove(path, lock)
+        shutil.rmtree(path, ignore_errors=True)
+        with _all_held(folders):
+            _let_go(lock, path)
 
 
-def demand_space(folder: Path, needed_bytes: int) -> None:
-    """Raise NoSpaceError where the disk of `folder` has less than `needed_bytes` free."""
-    free = free_bytes(folder)
-    if free < needed_bytes:
-        raise NoSpaceError(str(folder), needed_bytes, free)
+def living(folders: Folders, kind: WorkKind) -> list[Path]:
+    """The folders of this kind whose makers are at work; call `sweep` first."""
+    return list(folders.work.glob(f"{kind}-*"))
 
 
-def _sweep(work: Path) -> None:
-    for left in work.glob(f"{_PREFIX}*.lock"):
-        lock = FileLock(left)
-        try:
-            lock.acquire(timeout=0)
-        except (Timeout, OSError):
-            continue
-        _remove(left.with_suffix(""), lock)
+def sweep(folders: Folders) -> None:
+    """Delete the folders that killed processes left: nobody holds their lock."""
+    with _all_held(folders):
+        for path in (*living(folders, "source"), *living(folders, "adding")):
+            lock = _lock_of(folders, path)
+            try:
+                lock.acquire(timeout=0)
+            except (Timeout, OSError):
+                continue
+            shutil.rmtree(path, ignore_errors=True)
+            _let_go(lock, path)
 
 
-def _remove(path: Path, lock: FileLock) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+@contextmanager
+def held_briefly(path: Path) -> Iterator[None]:
+    """Hold a lock that is only ever held for moments. Raises InputError where somebody keeps it."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=LOCK_TIMEOUT_S)
+    except Timeout:
+        raise InputError(f"another process holds {path}: is one stopped?") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _all_held(folders: Folders) -> AbstractContextManager[None]:
+    """While it is held no folder's lock is made, tried or deleted, so a free lock means a dead maker."""
+    return held_briefly(folders.locks / "work.lock")
+
+
+def _lock_of(folders: Folders, path: Path) -> FileLock:
+    return FileLock(folders.locks / f"{path.name}.work.lock", thread_local=False)
+
+
+def _let_go(lock: FileLock, path: Path) -> None:
     lock.release()
     if not path.exists():
         Path(lock.lock_file).unlink(missing_ok=True)

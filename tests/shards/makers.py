@@ -95,14 +95,25 @@ def make_gguf(
 
 
 def quantized(data: np.ndarray[Any, Any], kind: Any) -> np.ndarray[Any, Any]:
-    """`data` in a ggml type; zeros where the gguf package can only read the type."""
+    """`data` in a ggml type; where the gguf package can only read the type, zeros, or random numbers for Q4_K."""
     import gguf
 
     try:
         return gguf.quants.quantize(data, kind)
     except NotImplementedError:
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        return np.zeros((*data.shape[:-1], data.shape[-1] // block * block_bytes), np.uint8)
+        shape = (*data.shape[:-1], data.shape[-1] // block * block_bytes)
+        return random_q4_k(shape) if kind.name == "Q4_K" else np.zeros(shape, np.uint8)
+
+
+def random_q4_k(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Random blocks of Q4_K, their two halves small enough for weights, no group's scale 0."""
+    random = np.random.default_rng(shape[0])
+    raw = random.integers(0, 256, shape, np.uint8).reshape(-1, 144)
+    raw[:, :4] = random.uniform(1e-4, 3e-4, (len(raw), 2)).astype(np.float16).view(np.uint8)
+    raw[:, 4:8] |= 1
+    raw[:, 12:16] |= 1
+    return raw.reshape(shape)
 
 
 def make_ir(folder: Path, output: str = "logits", inputs: tuple[str, ...] = ("input_ids", "attention_mask")) -> Path:

@@ -14,7 +14,7 @@ import pytest
 
 from meshinfer.config import Folders
 from meshinfer.errors import CorruptFileError, NoSpaceError, SourceError
-from meshinfer.shards import work
+from meshinfer.shards import disk
 from meshinfer.shards.aliases import ALIASES, Alias, fetch_alias
 from meshinfer.shards.progress import silent
 
@@ -114,7 +114,7 @@ def test_a_python_without_pip_says_so(
 def test_a_full_disk_is_seen_before_the_download(
     index: tuple[Alias, Path], folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "free_bytes", lambda _: 10)
+    monkeypatch.setattr(disk, "free_bytes", lambda _: 10)
     with pytest.raises(NoSpaceError):
         fetch_alias(index[0], folders, silent)
 

@@ -14,7 +14,7 @@ import pytest
 
 from meshinfer.config import Folders
 from meshinfer.errors import InputError, MissingExtraError, NoSpaceError, SourceError
-from meshinfer.shards import convert, work
+from meshinfer.shards import convert, disk
 from meshinfer.shards.convert import condense, prepare
 from meshinfer.shards.hashing import sha256_file
 from meshinfer.text.tokenizer import load_tokenizer
@@ -188,7 +188,7 @@ def test_without_the_extra_a_checkpoint_says_what_to_install(
 def test_a_full_disk_is_seen_before_the_work(
     tmp_path: Path, checkpoint: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "free_bytes", lambda _: 10)
+    monkeypatch.setattr(disk, "free_bytes", lambda _: 10)
     for source in (checkpoint, make_gguf(tmp_path / "m.gguf")):
         with pytest.raises(NoSpaceError):
             enter(str(source), folders)

@@ -11,7 +11,7 @@ import pytest
 
 from meshinfer.config import Folders
 from meshinfer.errors import CorruptFileError, NoSpaceError, SourceError
-from meshinfer.shards import hub, resume, work
+from meshinfer.shards import disk, hub, resume
 from meshinfer.shards.convert import prepare
 from meshinfer.shards.progress import silent
 from tests.shards.hub_server import COMMIT, Hub, serve, sha256
@@ -199,7 +199,7 @@ def test_offline_mode_is_said(tiny: Hub, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_full_disk_is_seen_before_the_download(tiny: Hub, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "free_bytes", lambda _: 10)
+    monkeypatch.setattr(disk, "free_bytes", lambda _: 10)
     with pytest.raises(NoSpaceError) as caught:
         hub.download(hub.list_repo("org/tiny", "main", tiny.url), folders, silent, tiny.url)
     assert caught.value.free_bytes == 10

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -18,6 +19,7 @@ from meshinfer.errors import CorruptFileError, InputError, ModelNotFoundError, N
 from meshinfer.shards import disk
 from meshinfer.shards.manifest import FileRef
 from meshinfer.shards.store import Store, model_name
+from meshinfer.shards.work import work_folder
 from meshinfer.types import Sha256
 from tests.shards.samples import manifest
 
@@ -104,12 +106,13 @@ def test_one_store_does_one_adding_at_a_time(store: Store) -> None:
 
 
 def test_what_others_keep_in_work_is_left_alone(store: Store) -> None:
-    other = store.folders.work / "source-1"
-    other.mkdir(parents=True)
-    (other / "file").touch()
-    add(store, "one", b"a", b"b")
-    store.remove("one")
-    assert (other / "file").exists()
+    cache = store.folders.work / "tokenizers"
+    cache.mkdir(parents=True)
+    with work_folder(store.folders) as other:
+        (other / "file").touch()
+        add(store, "one", b"a", b"b")
+        store.remove("one")
+        assert (other / "file").exists() and cache.exists()
 
 
 def test_a_missing_source_is_named(store: Store, tmp_path: Path) -> None:
@@ -242,14 +245,6 @@ def test_an_unreadable_manifest_is_an_error_and_can_be_replaced(store: Store) ->
     assert store.load("one") == manifest("one", refs)
 
 
-def test_space_is_checked_before_writing(store: Store) -> None:
-    store.require_space(1)
-    with pytest.raises(NoSpaceError) as caught:
-        store.require_space(1 << 60, store.folders.work)
-    assert caught.value.needed_bytes == 1 << 60 > caught.value.free_bytes > 0
-    assert not store.folders.home.exists(), "asking writes nothing"
-
-
 def test_a_home_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("not a folder")
     with pytest.raises(InputError, match="cannot write"), Store(Folders(tmp_path / "home")).adding("one"):
@@ -260,8 +255,8 @@ def test_a_copy_in_progress_is_left_alone(store: Store, tmp_path: Path, monkeypa
     add(store, "other", b"a", b"b")
     (tmp_path / "mine").write_bytes(b"mine")
 
-    def copy_while_another_process_removes(source: Path, target: Path) -> Sha256:
-        sha256 = copy_hashed(source, target)
+    def copy_while_another_process_removes(reading: IO[bytes], target: Path) -> Sha256:
+        sha256 = copy_hashed(reading, target)
         Store(store.folders).remove("other")
         return sha256
 

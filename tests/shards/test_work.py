@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from meshinfer.config import Folders
-from meshinfer.errors import NoSpaceError, SourceError
-from meshinfer.shards.work import demand_space, work_folder
+from meshinfer.errors import InputError, NoSpaceError
+from meshinfer.shards import work
+from meshinfer.shards.disk import require_space
+from meshinfer.shards.work import held_briefly, work_folder
 
 
 def test_a_work_folder_is_gone_after_success_failure_and_interrupt(tmp_path: Path) -> None:
@@ -24,6 +26,7 @@ def test_a_work_folder_is_gone_after_success_failure_and_interrupt(tmp_path: Pat
         except (ValueError, KeyboardInterrupt):
             pass
         assert list(folders.work.iterdir()) == []
+        assert [path.name for path in folders.locks.iterdir()] == ["work.lock"]
 
 
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
@@ -44,14 +47,25 @@ def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_pat
     assert list(mine.parent.iterdir()) == []
 
 
-def test_too_little_space_is_told_with_both_numbers(tmp_path: Path) -> None:
-    demand_space(tmp_path, 1)
+def test_too_little_space_is_told_with_both_numbers_and_nothing_is_written(tmp_path: Path) -> None:
+    nowhere = tmp_path / "not" / "yet"
+    require_space(nowhere, 1)
     with pytest.raises(NoSpaceError) as caught:
-        demand_space(tmp_path, 1 << 60)
-    assert caught.value.needed_bytes == 1 << 60
+        require_space(nowhere, 1 << 60)
+    assert caught.value.needed_bytes == 1 << 60 > caught.value.free_bytes > 0
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_where_nothing_can_be_written_is_a_source_error(tmp_path: Path) -> None:
+def test_a_place_where_nothing_can_be_written_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(SourceError, match="cannot write to"), work_folder(Folders(tmp_path / "file")):
+    with pytest.raises(InputError, match="cannot write"), work_folder(Folders(tmp_path / "file")):
+        pass
+
+
+def test_a_lock_that_somebody_keeps_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "LOCK_TIMEOUT_S", 0.0)
+    lock = tmp_path / "a.lock"
+    with held_briefly(lock), pytest.raises(InputError, match=r"another process holds .*a\.lock"), held_briefly(lock):
+        pass
+    with held_briefly(lock):
         pass
