@@ -24,8 +24,9 @@ SEEDED = frozenset({"default_rng", "Generator", "SeedSequence", "PCG64", "Philox
 
 WORLD = {
     "__main__.py": "is the command line",
+    "bench/clock.py": "clock",
     "bench/genai.py": "OpenVINO inference",
-    "bench/stage.py": "clock, runs stages",
+    "bench/stage.py": "runs stages",
     "cli/bench.py": "terminal, clock",
     "cli/devices.py": "terminal",
     "cli/main.py": "terminal",

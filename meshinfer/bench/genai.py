@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from meshinfer.bench.clock import seconds_of
 from meshinfer.engine.devices import compile_properties
 from meshinfer.engine.step import Tokens
 from meshinfer.types import Precision
@@ -74,10 +74,7 @@ class GenaiBatch:
 
     def decode(self, steps: int) -> float:
         """See `Contender`."""
-        started = time.perf_counter()
-        for _ in range(steps):
-            self._pipeline.step()
-        return time.perf_counter() - started
+        return seconds_of(self._pipeline.step, steps)
 
     def finish(self) -> None:
         """See `Contender`."""

@@ -7,7 +7,6 @@ machine's speed meets them alike; the ratios are of medians over rounds.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -16,12 +15,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from meshinfer.bench.clock import seconds_of
 from meshinfer.bench.genai import GenaiBatch, GenaiSingle, genai_available
 from meshinfer.engine.devices import resolve
 from meshinfer.engine.pipeline import Pipeline, even_cuts, open_pipeline
 from meshinfer.engine.stage import StageOptions
 from meshinfer.engine.step import Entry, Tokens
 from meshinfer.engine.unsplit import UnsplitModel
+from meshinfer.errors import InputError
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.progress import Progress, silent
 from meshinfer.shards.store import Store
@@ -90,10 +91,7 @@ class _Unsplit:
         self._step(np.stack(prompts))
 
     def decode(self, steps: int) -> float:
-        started = time.perf_counter()
-        for _ in range(steps):
-            self._step(self._last)
-        return time.perf_counter() - started
+        return seconds_of(lambda: self._step(self._last), steps)
 
     def finish(self) -> None:
         self._model.reset()
@@ -118,10 +116,7 @@ class _Stages:
         self._step(np.concatenate(prompts))
 
     def decode(self, steps: int) -> float:
-        started = time.perf_counter()
-        for _ in range(steps):
-            self._step(self._last)
-        return time.perf_counter() - started
+        return seconds_of(lambda: self._step(self._last), steps)
 
     def finish(self) -> None:
         for sequence in range(self._count):
@@ -133,6 +128,18 @@ class _Stages:
         logits = self._pipeline.forward(entries, tokens)
         self._position += each
         self._last = logits.argmax(-1)
+
+
+def check_options(manifest: Manifest, options: BenchOptions) -> None:
+    """Refuse what cannot be measured before anything is made for it. Raises InputError."""
+    for stages in options.stages:
+        even_cuts(manifest, stages)
+    longest = options.prompt_tokens + WARM_STEPS + max(LEAST_STEPS, options.decode_tokens)
+    if longest > manifest.context_tokens:
+        raise InputError(
+            f"sequences of {longest} tokens are too long: the context of {manifest.name} "
+            f"holds {manifest.context_tokens} tokens"
+        )
 
 
 def measure(
@@ -157,7 +164,7 @@ def _takes(name: str, sequences: int) -> bool:
     return (sequences == 1) if name == _GENAI_SINGLE else True
 
 
-_PLAIN, _GENAI_SINGLE, _GENAI_BATCH = "plain loop, unsplit", "genai LLMPipeline", "genai ContinuousBatching"
+_PLAIN, _GENAI_SINGLE, _GENAI_BATCH = "plain loop", "genai LLMPipeline", "genai batching"
 
 
 def _open_all(

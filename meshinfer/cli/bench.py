@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshinfer.cli.show import progress_bars
+from meshinfer.cli.show import print_table, progress_bars
 from meshinfer.config import Folders
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def command() -> None:
 @command.command("stage")
 @click.argument("model")
 @click.option("--stages", type=Numbers(), default="1,2,3", show_default=True, help="Numbers of stages.")
-@click.option("--kv", type=Backends(), default="paged,stateful", show_default=True, help="KV back ends.")
+@click.option("--kv", type=Backends(), help="KV back ends.  [default: those that reproduce the model]")
 @click.option("--sequences", type=Numbers(), default="1,4,16", show_default=True, help="Numbers of sequences at once.")
 @click.option("--exact", is_flag=True, help="Measure exact mode.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of every contender.")
@@ -66,7 +66,7 @@ def stage(
     folders: Folders,
     model: str,
     stages: tuple[int, ...],
-    kv: tuple[str, ...],
+    kv: tuple[str, ...] | None,
     sequences: tuple[int, ...],
     exact: bool,
     threads: int,
@@ -76,7 +76,7 @@ def stage(
     as_json: bool,
 ) -> None:
     """Decode tokens/s of composed stages, of a plain loop on the unsplit IR and of openvino-genai, interleaved."""
-    from meshinfer.bench.stage import BenchOptions, measure
+    from meshinfer.bench.stage import BenchOptions, check_options, measure
     from meshinfer.bench.stage import as_json as to_json
     from meshinfer.models.check import unsplit_graph, usable_backend
     from meshinfer.shards.store import Store
@@ -86,7 +86,7 @@ def stage(
     manifest = store.load(model)
     options = BenchOptions(
         stages=stages,
-        kv=tuple(usable_backend(manifest, kv_backend(name)) for name in kv),
+        kv=tuple(usable_backend(manifest, kv_backend(name)) for name in kv) if kv else manifest.kv_backends,
         sequences=sequences,
         precision="exact" if exact else "fast",
         threads=threads,
@@ -94,6 +94,7 @@ def stage(
         decode_tokens=decode_tokens,
         rounds=rounds,
     )
+    check_options(manifest, options)
     with progress_bars() as progress, unsplit_graph(store, manifest, progress) as graph:
         rows = measure(store, manifest, graph, options, progress)
     if as_json:
@@ -103,21 +104,16 @@ def stage(
 
 
 def _print_rows(rows: list[Row]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("contender")
-    for heading in ("sequences", "tokens/s", "lowest", "highest", "of plain loop", "of genai batching"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        ratios = (row.against_plain_loop, row.against_genai)
-        table.add_row(
+    headings = ("contender", "sequences", "tokens/s", "lowest", "highest", "of loop", "of genai")
+    cells = [
+        (
             row.contender,
             str(row.sequences),
             f"{row.median:.1f}",
             f"{row.lowest:.1f}",
             f"{row.highest:.1f}",
-            *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+            *("-" if ratio is None else f"{ratio:.2f}" for ratio in (row.against_plain_loop, row.against_genai)),
         )
-    Console(markup=False).print(table)
+        for row in rows
+    ]
+    print_table(headings, cells, right=headings[1:])

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from meshinfer.cli.show import size
 from meshinfer.engine.devices import Absence, Device, absent, probe
 
 
@@ -22,21 +23,11 @@ def command(as_json: bool) -> None:
 
 
 def _print(found: list[Device], missing: list[Absence]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("device", "name", "memory", "free", "KV cache", "computes in"):
-        table.add_column(heading, justify="right" if heading in ("memory", "free") else "left", overflow="fold")
     for device in found:
-        table.add_row(
-            device.name,
-            device.full_name,
-            f"{device.total_memory_bytes / 1e9:.1f} GB",
-            f"{device.free_memory_bytes / 1e9:.1f} GB",
-            "paged" if device.paged else "not yet",
-            ", ".join(device.capabilities),
-        )
-    Console(markup=False).print(table)
+        click.echo(f"{device.name}: {device.full_name}")
+        click.echo(f"  {'memory:':13}{size(device.total_memory_bytes)}, {size(device.free_memory_bytes)} free")
+        click.echo(f"  {'KV cache:':13}{'paged' if device.paged else 'not yet'}")
+        click.echo(f"  {'computes in:':13}{', '.join(device.capabilities)}")
     for absence in missing:
-        click.echo(f"no {absence.kind}: {absence.reason}; {absence.remedy}")
+        click.echo(f"no {absence.kind}: {absence.reason}")
+        click.echo(click.wrap_text(absence.remedy, 80, "  ", "  "))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshinfer.cli.show import progress_bars, size
+from meshinfer.cli.show import plural, print_table, progress_bars, size
 from meshinfer.config import Folders
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def add(folders: Folders, source: str, name: str | None, bits: str | None, as_js
     click.echo(f"{manifest.name}: {len(manifest.shards)} shards, {size(manifest.size_bytes)}, {manifest.precision}")
     for check in manifest.verification:
         click.echo(
-            f"  {check.kv}: {check.top1_agreement:.0%} of {check.tokens} tokens equal to the unsplit model, "
+            f"  {check.kv}: {round(check.top1_agreement * check.tokens)}/{check.tokens} tokens as the unsplit model, "
             f"largest difference {check.max_abs_diff:.2g}"
         )
     click.echo(f'ask it: meshinfer run {manifest.name} "What is the capital of France?"')
@@ -82,7 +82,7 @@ def list_models(folders: Folders, as_json: bool) -> None:
     elif not rows:
         click.echo("no models yet; add one: meshinfer model add smollm2-135m")
     else:
-        _print_table(rows)
+        _print_list(rows)
 
 
 @command.command("show")
@@ -118,7 +118,7 @@ def verify(folders: Folders, name: str, stages: int, kv: str | None, as_json: bo
         click.echo(json.dumps({"name": name} | asdict(result), indent=1))
     else:
         click.echo(
-            f"{name}, {stages} stages, {result.kv}: max_abs_diff {result.max_abs_diff:g}, "
+            f"{name}, {plural(stages, 'stage')}, {result.kv}: max_abs_diff {result.max_abs_diff:g}, "
             f"tokens_equal {str(result.tokens_equal).lower()}, top1_agreement {result.top1_agreement:g} "
             f"over {result.tokens} tokens"
         )
@@ -154,33 +154,26 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("name", "precision", "layers", "size", "context", "KV cache", "source"):
-        table.add_column(heading, justify="right" if heading in ("layers", "size", "context") else "left")
-    for row in rows:
-        if "error" in row:
-            table.add_row(row["name"], row["error"])
-            continue
-        table.add_row(
+def _print_list(rows: list[dict[str, Any]]) -> None:
+    cells = [
+        (row["name"], *("-" * 5), row["error"])
+        if "error" in row
+        else (
             row["name"],
             row["precision"],
             str(row["layers"]),
             size(row["size_bytes"]),
             str(row["context_tokens"]),
-            ", ".join(row["kv_backends"]),
+            row["kv_backends"][0],
             row["source"],
         )
-    Console(markup=False).print(table)
+        for row in rows
+    ]
+    headings = ("name", "precision", "layers", "size", "context", "KV cache", "source")
+    print_table(headings, cells, right=("layers", "size", "context"))
 
 
 def _print_manifest(manifest: Manifest) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     facts = {
         "fingerprint": manifest.fingerprint(),
         "source": f"{manifest.source} ({manifest.revision[:12]})",
@@ -188,27 +181,27 @@ def _print_manifest(manifest: Manifest) -> None:
         "context": f"{manifest.context_tokens} tokens",
         "size": size(manifest.size_bytes),
         "KV cache": f"{size(manifest.kv_bytes_per_token)} a token in f32; {', '.join(manifest.kv_backends)}",
-        "chat template": "yes" if manifest.chat_template else "none: prompts are continued as they are",
+        "template": "yes" if manifest.chat_template else "none: prompts are continued as they are",
         "made with": ", ".join(f"{what} {which}" for what, which in manifest.versions.items()),
     }
     click.echo(manifest.name)
     for what, which in facts.items():
-        click.echo(f"  {what + ':':15}{which}")
+        click.echo(f"  {what + ':':13}{which}")
     for check in manifest.verification:
         click.echo(
-            f"  {'verified:':15}{check.kv}, largest difference {check.max_abs_diff:.2g} over {check.tokens} tokens"
+            f"  {'verified:':13}{check.kv}, largest difference {check.max_abs_diff:.2g} over {check.tokens} tokens"
         )
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("shard", "kind", "size", "KV a token", "takes", "gives", "weights"):
-        table.add_column(heading, justify="right" if heading in ("shard", "size", "KV a token") else "left")
-    for shard in manifest.shards:
-        table.add_row(
+    click.echo()
+    rows = [
+        (
             str(shard.index),
             shard.kind,
             size(shard.size_bytes),
             size(shard.kv_bytes_per_token),
-            ", ".join(tensor.name for tensor in shard.inputs),
-            ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in shard.outputs),
             shard.weights.sha256[:12],
+            ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in shard.outputs),
         )
-    Console(markup=False).print(table)
+        for shard in manifest.shards
+    ]
+    headings = ("shard", "kind", "size", "KV a token", "weights", "gives")
+    print_table(headings, rows, right=("shard", "size", "KV a token"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import ExitStack
 
 import click
 
-from meshinfer.cli.show import progress_bars
+from meshinfer.cli.show import plural, progress_bars, spinner
 from meshinfer.config import Folders
+from meshinfer.errors import InputError
 
 
 @click.command("run")
@@ -56,7 +58,7 @@ def command(
     from meshinfer.models.chat import Chat, ChatOptions
     from meshinfer.types import kv_backend
 
-    text = prompt if prompt is not None else sys.stdin.read()
+    text = _prompt(prompt)
     options = ChatOptions(
         stages=stages,
         kv=kv_backend(kv) if kv else None,
@@ -71,7 +73,9 @@ def command(
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": text})
     started = time.monotonic()
-    with chat.answer(messages, sampling, max_tokens, raw=raw) as answer:
+    with ExitStack() as stack:
+        with spinner(f"compiling {plural(stages, 'stage')}"):
+            answer = stack.enter_context(chat.answer(messages, sampling, max_tokens, raw=raw))
         ready = time.monotonic()
         first = 0.0
         for piece in answer:
@@ -87,3 +91,16 @@ def command(
             f"first token {first - ready:.3f} s, then {rate:.1f} tokens/s",
             err=True,
         )
+
+
+def _prompt(given: str | None) -> str:
+    """The prompt, from stdin where it is not given. Raises InputError where there is none."""
+    if given is None and sys.stdin.isatty():
+        raise InputError('no prompt: give one, as in: meshinfer run MODEL "What is the capital of France?"')
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig") if given is None else given
+    except UnicodeDecodeError as error:
+        raise InputError(f"the prompt on stdin is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    if not text.strip():
+        raise InputError("the prompt is empty")
+    return text

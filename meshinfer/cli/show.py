@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from meshinfer.shards.progress import Progress
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
     from rich.progress import TaskID
 
-_LABELS = {
+LABELS = {
     "download": "downloading",
     "hash": "hashing",
     "convert": "converting to OpenVINO",
@@ -20,6 +21,8 @@ _LABELS = {
     "load": "compiling",
     "measure": "measuring",
 }
+_UNBROKEN = 10_000
+"""Characters of a line that nobody looks at in a terminal."""
 _BYTES = {"download", "hash"}
 
 
@@ -36,7 +39,7 @@ def progress_bars() -> Iterator[Progress]:
         def line(phase: str, done: int, total: int) -> None:
             if phase not in seen:
                 seen[phase] = 0  # type: ignore[assignment]
-                console.print(_LABELS.get(phase, phase), highlight=False)
+                console.print(LABELS.get(phase, phase), highlight=False)
 
         yield line
         return
@@ -49,16 +52,55 @@ def progress_bars() -> Iterator[Progress]:
     )
     with Progress(*columns, console=console) as bars:
 
+        def finish() -> None:
+            for task in bars.tasks:
+                if not task.finished:
+                    bars.update(task.id, total=task.total or 1, completed=task.total or 1)
+
         def draw(phase: str, done: int, total: int) -> None:
             if phase not in seen:
-                for task in seen.values():
-                    bars.update(task, total=1, completed=1)
-                seen[phase] = bars.add_task(_LABELS.get(phase, phase), total=None, amount="")
+                finish()
+                seen[phase] = bars.add_task(LABELS.get(phase, phase), total=None, amount="")
             bars.update(seen[phase], total=total or None, completed=done, amount=_amount(phase, done, total))
 
         yield draw
-        for task in seen.values():
-            bars.update(task, total=1, completed=1)
+        finish()
+
+
+@contextmanager
+def spinner(label: str) -> Iterator[None]:
+    """Something that turns on a terminal's stderr while work is done, and is gone afterwards."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(label):
+        yield
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> None:
+    """Print a table; the columns in `right` are numbers.
+
+    On a terminal that is too narrow the last column is folded. Elsewhere no line is broken.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in headings:
+        justify: JustifyMethod = "right" if heading in right else "left"
+        table.add_column(heading, justify=justify, no_wrap=heading != headings[-1], overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(markup=False, highlight=False)
+    console.print(table, width=None if console.is_terminal else _UNBROKEN)
+
+
+def plural(count: int, what: str) -> str:
+    """A number with its noun: 1 stage, 2 stages."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _amount(phase: str, done: int, total: int) -> str:

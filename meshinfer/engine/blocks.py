@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from meshinfer.errors import KvBudgetError
 from meshinfer.types import SequenceId
 
@@ -34,9 +36,7 @@ class BlockPool:
         table = self._tables.get(sequence, [])
         missing = self.needed(tokens) - len(table)
         if missing > len(self._free):
-            raise KvBudgetError(
-                f"{missing} more KV blocks of {self.block_tokens} tokens needed, {len(self._free)} of {self.count} free"
-            )
+            raise self._too_few(missing)
         for _ in range(missing):
             table.append(self._free.pop())
         while missing < 0:
@@ -45,6 +45,20 @@ class BlockPool:
         self._tables[sequence] = table
         return tuple(table)
 
+    def resize_all(self, lengths: Mapping[SequenceId, int]) -> dict[SequenceId, tuple[int, ...]]:
+        """`resize` several sequences, or none of them: what some give back the others may have."""
+        missing = {sequence: self.needed(tokens) - len(self.table(sequence)) for sequence, tokens in lengths.items()}
+        if sum(missing.values()) > len(self._free):
+            raise self._too_few(sum(missing.values()))
+        return {
+            sequence: self.resize(sequence, lengths[sequence]) for sequence in sorted(missing, key=missing.__getitem__)
+        }
+
     def release(self, sequence: SequenceId) -> None:
         """Take back all blocks of a sequence; unknown ones are ignored."""
         self._free.extend(reversed(self._tables.pop(sequence, [])))
+
+    def _too_few(self, missing: int) -> KvBudgetError:
+        return KvBudgetError(
+            f"{missing} more KV blocks of {self.block_tokens} tokens needed, {len(self._free)} of {self.count} free"
+        )

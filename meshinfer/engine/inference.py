@@ -31,10 +31,15 @@ class Inference:
 
     def run(self, values: Mapping[str, Array]) -> tuple[Rows, ...]:
         """Set those of `values` that the model has as inputs, infer, and return all outputs."""
+        # The request does not keep what it reads alive: these arrays have to last until it has run.
+        arrays = {name: _shareable(value) for name, value in values.items() if name in self._ports}
         with converting(self._device, "inference"):
-            for name, value in values.items():
-                if name in self._ports:
-                    array = np.require(value, requirements=["C", "W"]) if value.ndim else value
-                    self.request.set_tensor(self._ports[name], ov.Tensor(array, shared_memory=True))
+            for name, array in arrays.items():
+                self.request.set_tensor(self._ports[name], ov.Tensor(array, shared_memory=True))
             self.request.infer(share_outputs=True)
             return tuple(self.request.get_output_tensor(index).data for index in range(self._outputs))
+
+
+def _shareable(value: Array) -> Array:
+    """`value` as memory that OpenVINO takes: in one piece and writable; a copy where it is not."""
+    return np.require(value, requirements=["C", "W"]) if value.ndim else value

@@ -21,6 +21,10 @@ from meshinfer.types import SequenceId
 _EMBEDS = "inputs_embeds"
 """What the pass insists on calling hidden states that come in."""
 
+_BLOCKS = ("subsequence_begins", "block_indices", "block_indices_begins", "past_lens", "max_context_len")
+_INPUTS = frozenset({"input_ids", _EMBEDS, "position_ids", "rows", *_BLOCKS})
+"""What a paged stage is fed, besides its caches; the pass adds other inputs for state that is not attention KV."""
+
 
 class PagedUnsupportedError(MeshinferError):
     """A stage that OpenVINO's pass cannot turn into paged attention; the stateful back end can run it."""
@@ -48,7 +52,7 @@ def to_paged(model: ov.Model) -> ov.Model:
         model.validate_nodes_and_infer_types()
     except RuntimeError as error:
         raise PagedUnsupportedError(f"no paged attention for this model: {str(error).splitlines()[-1]}") from error
-    if model.get_sinks():
+    if model.get_sinks() or any(not _is_fed(parameter.output(0)) for parameter in model.get_parameters()):
         raise PagedUnsupportedError("this model has state that is not attention KV, paged attention cannot keep it")
     return model
 
@@ -108,6 +112,10 @@ class PagedStage:
 
 def _is_cache(port: ov.Output) -> bool:
     return any(name.startswith(("key_cache.", "value_cache.")) for name in port.get_names())
+
+
+def _is_fed(port: ov.Output) -> bool:
+    return _is_cache(port) or not _INPUTS.isdisjoint(port.get_names())
 
 
 def _block_shape(port: ov.Output) -> list[int]:

@@ -57,9 +57,8 @@ class Pipeline:
 
         `tokens`: [total] i64. Block tables are filled in here. Raises KvBudgetError with nothing run.
         """
-        placed = tuple(
-            dataclasses.replace(entry, blocks=self.pool.resize(entry.sequence, entry.end)) for entry in entries
-        )
+        tables = self.pool.resize_all({entry.sequence: entry.end for entry in entries})
+        placed = tuple(dataclasses.replace(entry, blocks=tables[entry.sequence]) for entry in entries)
         outputs: tuple[Rows, ...] = ()
         for index, stage in enumerate(self.stages):
             step = Step(placed, tokens=tokens if index == 0 else None, hidden=outputs)

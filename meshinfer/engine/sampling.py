@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from meshinfer.errors import InputError
 
+_MOST = (1 << 64) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -26,8 +28,8 @@ class Sampling:
             raise InputError(f"top-p is above 0 and at most 1, not {self.top_p}")
         if self.top_k < 0:
             raise InputError(f"top-k is 0 (off) or more, not {self.top_k}")
-        if self.seed < 0:
-            raise InputError(f"the seed is 0 or more, not {self.seed}")
+        if not 0 <= self.seed <= _MOST:
+            raise InputError(f"the seed is 0 to {_MOST}, not {self.seed}")
 
 
 def choose(logits: npt.NDArray[np.float32], sampling: Sampling, position: int) -> int:

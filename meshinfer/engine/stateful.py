@@ -15,7 +15,7 @@ import openvino as ov
 
 from meshinfer.engine.devices import converting
 from meshinfer.engine.inference import Array, Inference
-from meshinfer.engine.step import Entry, Lengths, Rows, Step, StepError
+from meshinfer.engine.step import UNLIMITED_BLOCKS, Entry, Lengths, Rows, Step, StepError
 from meshinfer.shards.ports import boundary_name
 from meshinfer.types import Precision, SequenceId
 
@@ -53,7 +53,7 @@ class StatefulStage:
     ) -> None:
         self._compiled, self._device, self._precision = compiled, device, precision
         self.block_bytes = kv_bytes_per_token * self.block_tokens
-        self.kv_blocks = budget_bytes // self.block_bytes
+        self.kv_blocks = budget_bytes // self.block_bytes if self.block_bytes else UNLIMITED_BLOCKS
         self.rewinds = rewinds
         self._lengths = Lengths({}, rewinds)
         self._caches: dict[SequenceId, _Cache] = {}

@@ -6,7 +6,7 @@ import numpy as np
 import openvino as ov
 
 from meshinfer.engine.inference import Array, Inference
-from meshinfer.engine.step import Lengths, Rows, Step
+from meshinfer.engine.step import UNLIMITED_BLOCKS, Lengths, Rows, Step
 from meshinfer.shards.ports import boundary_name
 from meshinfer.types import SequenceId
 
@@ -16,7 +16,7 @@ class StatelessStage:
 
     rewinds = True
     block_bytes = 0
-    kv_blocks = 1 << 40
+    kv_blocks = UNLIMITED_BLOCKS
 
     def __init__(self, compiled: ov.CompiledModel, device: str, block_tokens: int) -> None:
         self.block_tokens = block_tokens

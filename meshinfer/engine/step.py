@@ -20,6 +20,10 @@ Tokens = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 
 
+UNLIMITED_BLOCKS = 1 << 40
+"""What a stage says it holds where its memory does not grow with the sequence."""
+
+
 class StepError(MeshinferError):
     """A step that contradicts what the stage holds; a fault of the scheduler, not of the user."""
 

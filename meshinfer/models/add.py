@@ -11,12 +11,13 @@ from pathlib import Path
 from meshinfer import __version__
 from meshinfer.errors import InputError
 from meshinfer.models.verify import verify_new
+from meshinfer.shards.aliases import ALIASES
 from meshinfer.shards.convert import prepare
 from meshinfer.shards.disk import require_space
 from meshinfer.shards.folder import ModelFolder
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.progress import Progress, silent
-from meshinfer.shards.sources import IR_GRAPH, IR_WEIGHTS
+from meshinfer.shards.sources import IR_GRAPH, IR_WEIGHTS, decide, look
 from meshinfer.shards.store import Store, model_name
 from meshinfer.shards.write import write_shards
 
@@ -42,8 +43,10 @@ def add_model(
 
     Raises InputError and its kinds, VerificationError; nothing is left half-written.
     """
-    chosen = model_name(name) if name else default_name(source)
-    canonical = str(Path(source).expanduser().absolute()) if Path(source).expanduser().exists() else source
+    seen = look(source)
+    decide(source, seen, ALIASES)  # a source that cannot be one is refused before anything is written
+    chosen = default_name(source) if name is None else model_name(name)
+    canonical = source if seen.kind == "nothing" else str(seen.path)
     with store.adding(chosen, on_wait) as work:
         if chosen in store.names():
             existing = store.load(chosen)

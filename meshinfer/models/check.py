@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from meshinfer.engine.pipeline import even_cuts
 from meshinfer.errors import VerificationError
 from meshinfer.models.verify import compare, reference
 from meshinfer.shards.convert import prepare
@@ -58,6 +59,7 @@ def verify_model(
 ) -> Verification:
     """Check files, then compare `stages` composed stages with the unsplit model in exact mode."""
     manifest = store.load(name)
+    even_cuts(manifest, stages)  # refused now, not after a minute of hashing
     check_files(store, manifest, progress)
     chosen = kv or usable_backend(manifest)
     with unsplit_graph(store, manifest, progress) as graph:

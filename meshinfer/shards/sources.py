@@ -71,12 +71,12 @@ class Seen:
 
 def look(source: str) -> Seen:
     """What the disk has under this name."""
-    path = Path(source).expanduser().absolute()
     try:
+        path = Path(source).expanduser().absolute()
         if path.is_dir():
             return Seen(path, "folder", frozenset(entry.name for entry in path.iterdir() if entry.is_file()))
         return Seen(path, "file" if path.is_file() else "nothing")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last for a ~user that is none
         raise SourceError(f"cannot look at {source!r}: {error}") from error
 
 

@@ -66,7 +66,8 @@ class Store:
                 try:
                     with work_folder(self.folders, "adding") as self._session:
                         files = self._session / "files"
-                        files.mkdir()
+                        with disk.converted(files):
+                            files.mkdir()
                         yield files
                 finally:
                     self._tidy()
@@ -141,7 +142,10 @@ class Store:
             raise ModelNotFoundError(name, self.names()) from None
         except OSError as error:
             raise InputError(f"cannot read {self._manifest_path(name)}: {error.strerror}") from error
-        return _named(from_json(data), name)
+        try:
+            return _named(from_json(data), name)
+        except SourceError as error:
+            raise SourceError(f"{name}: {error}; remove it with: meshinfer model rm {name}") from error
 
     def names(self) -> list[str]:
         """The names of all models, sorted."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
-import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import IO
@@ -371,22 +370,8 @@ def test_removing_a_model_also_deletes_what_a_dead_adder_left(store: Store) -> N
 # --- disks that are full or may not be written -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MB."""
-    if os.name == "nt" or os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a small disk needs root on Linux")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_full_disk_is_said_and_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
-    store = Store(Folders(small_disk / "home"))
+def test_a_full_disk_is_said_and_leaves_nothing(small_disk: Callable[[int], Path], tmp_path: Path) -> None:
+    store = Store(Folders(small_disk(1) / "home"))
     big, small = tmp_path / "big", tmp_path / "small"
     big.write_bytes(b"x" * 3_000_000)
     small.write_bytes(b"y" * 10_000)
@@ -400,8 +385,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(small_disk: Path, tmp_path: Path
     assert not small.exists()
 
 
-def test_a_disk_that_fills_up_under_the_manifest_keeps_the_old_one(small_disk: Path) -> None:
-    store = Store(Folders(small_disk / "home"))
+def test_a_disk_that_fills_up_under_the_manifest_keeps_the_old_one(small_disk: Callable[[int], Path]) -> None:
+    store = Store(Folders(small_disk(1) / "home"))
     refs = add(store, "one", b"a", b"b")
     with pytest.raises(NoSpaceError):
         store.save(manifest("one", refs, source="x" * 3_000_000), replace=True)
@@ -409,10 +394,10 @@ def test_a_disk_that_fills_up_under_the_manifest_keeps_the_old_one(small_disk: P
     assert [path.name for path in store.folders.models.iterdir()] == ["one.json"]
 
 
-def test_a_read_only_disk_is_an_input_error(small_disk: Path) -> None:
-    store = Store(Folders(small_disk / "home"))
+def test_a_read_only_disk_is_an_input_error(small_disk: Callable[[int], Path]) -> None:
+    store = Store(Folders(small_disk(1) / "home"))
     refs = add(store, "one", b"a", b"b")
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", store.folders.home.parent], check=True)
     store.check(refs[0])
     assert store.load("one").name == "one"
     with pytest.raises(InputError, match=r"(?i)cannot write .*read-only"):
