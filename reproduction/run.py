@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from meshinfer import __version__
 from meshinfer.bench.clock import seconds_of
 from meshinfer.bench.stage import BenchOptions, as_json, check_options, measure
 from meshinfer.config import folders
-from meshinfer.engine.devices import core, resolve
-from meshinfer.engine.unsplit import UnsplitModel
+from meshinfer.engine.devices import compile_properties, core, resolve
 from meshinfer.models.add import add_model
 from meshinfer.models.check import unsplit_graph
 from meshinfer.shards.manifest import Manifest
@@ -72,9 +72,7 @@ def reorder(graph: Path, manifest: Manifest, options: argparse.Namespace) -> lis
     """Decode with and without the beam_idx gather after contexts of several lengths."""
     rows = []
     with variants(graph) as paths:
-        models = {
-            name: UnsplitModel(path, resolve("cpu"), options.precision, options.threads) for name, path in paths.items()
-        }
+        models = {name: Variant(path, options) for name, path in paths.items()}
         for context in options.contexts:
             times: dict[str, list[float]] = {name: [] for name in models}
             for _ in range(options.rounds):
@@ -91,19 +89,46 @@ def reorder(graph: Path, manifest: Manifest, options: argparse.Namespace) -> lis
     return rows
 
 
-def decode_s(model: UnsplitModel, context: int, steps: int) -> float:
-    """Seconds for `steps` tokens after `context` tokens, one sequence."""
-    model.reset()
-    model.forward(np.random.default_rng(0).integers(100, 200, context, dtype=np.int64), 0)
-    token, position = np.array([100], np.int64), context
+class Variant:
+    """One sequence through a compiled IR."""
 
-    def step() -> None:
-        nonlocal token, position
-        token = np.array([model.forward(token, position)[-1].argmax()], np.int64)
-        position += 1
+    def __init__(self, graph: Path, options: argparse.Namespace) -> None:
+        properties = compile_properties("CPU", options.precision, options.threads)
+        compiled = core().compile_model(core().read_model(graph), "CPU", properties)
+        self._request = compiled.create_infer_request()
+        self._names = {name for port in compiled.inputs for name in port.get_names()}
+        self._token, self._position = np.zeros(0, np.int64), 0
 
-    seconds_of(step, WARM_STEPS)
-    return seconds_of(step, steps)
+    def start(self, context: int) -> None:
+        """Forget everything and read a prompt of `context` tokens."""
+        self._request.reset_state()
+        if "beam_idx" not in self._names:
+            for state in self._request.query_state():  # which the gather would give its batch dimension
+                empty = state.state
+                state.state = ov.Tensor(empty.element_type, ov.Shape([1, *list(empty.shape)[1:]]))
+        self._position = 0
+        self._token = np.random.default_rng(0).integers(100, 200, context, dtype=np.int64)
+        self.step()
+
+    def step(self) -> None:
+        """Feed what came last, choose the likeliest token."""
+        count = len(self._token)
+        values = {
+            "input_ids": self._token[None],
+            "attention_mask": np.ones((1, self._position + count), np.int64),
+            "position_ids": np.arange(self._position, self._position + count, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        self._request.infer({name: value for name, value in values.items() if name in self._names})
+        self._position += count
+        self._token = np.array([self._request.get_output_tensor(0).data[0, -1].argmax()], np.int64)
+
+
+def decode_s(model: Variant, context: int, steps: int) -> float:
+    """Seconds for `steps` tokens after `context` tokens."""
+    model.start(context)
+    seconds_of(model.step, WARM_STEPS)
+    return seconds_of(model.step, steps)
 
 
 def stages(graph: Path, manifest: Manifest, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -155,7 +180,7 @@ def main() -> None:
         "settings": settings,
         "model": {"name": manifest.name, "fingerprint": manifest.fingerprint(), "precision": manifest.precision},
         "machine": {"cpu": resolve("cpu").full_name, "system": platform.platform()},
-        "versions": {name: version(name) for name in ("meshinfer", "openvino", "openvino-genai")},
+        "versions": {"meshinfer": __version__, **{name: version(name) for name in ("openvino", "openvino-genai")}},
         "rows": rows,
     }
     options.out.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,8 @@ def test_the_stages_claim(tiny_home: Folders, tmp_path: Path) -> None:
 
 def test_the_gather_is_taken_out_and_put_back(tiny_home: Folders) -> None:
     def gathers(path: Path) -> int:
-        inputs = [p for p in core().read_model(path).get_parameters() if "beam_idx" in p.output(0).get_names()]
+        model = core().read_model(path)
+        inputs = [p for p in model.get_parameters() if "beam_idx" in p.output(0).get_names()]
         return sum(len(p.output(0).get_target_inputs()) for p in inputs)
 
     store = Store(tiny_home)

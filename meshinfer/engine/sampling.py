@@ -48,5 +48,5 @@ def choose(logits: npt.NDArray[np.float32], sampling: Sampling, position: int) -
     mass = np.cumsum(probabilities)
     nucleus = int(np.searchsorted(mass, sampling.top_p * (1 - 1e-12))) + 1
     mass = mass[: min(nucleus, keep)]
-    draw = np.random.Generator(np.random.Philox(key=[sampling.seed, position])).random() * mass[-1]
+    draw = np.random.Generator(np.random.Philox(key=np.array([sampling.seed, position], np.uint64))).random() * mass[-1]
     return int(order[min(int(np.searchsorted(mass, draw, side="right")), len(mass) - 1)])

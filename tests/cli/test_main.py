@@ -20,6 +20,7 @@ from meshinfer.cli import main as module
 from meshinfer.cli.main import COMMANDS, main
 from meshinfer.config import Folders
 from meshinfer.errors import InputError, VerificationError
+from tests.signals import hear_control_c
 
 HEAVY = ("torch", "transformers", "openvino", "openvino_genai", "optimum", "numpy", "rich")
 HELP_LIMIT_S = 0.3
@@ -154,10 +155,11 @@ def test_control_c_in_a_real_process() -> None:
         "from meshinfer.cli.main import main\n"
         "main(['devices'])\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], preexec_fn=hear_control_c, **pipes) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and errors.strip() == ""
 
 

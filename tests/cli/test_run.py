@@ -14,6 +14,7 @@ import pytest
 from meshinfer.config import Folders
 from meshinfer.shards.store import Store
 from tests.cli.calls import command, complaint, flip_byte, listing, meshinfer, succeeded
+from tests.signals import hear_control_c
 
 QUESTION = "What is the capital of France?"
 MODEL = "smollm2-135m"
@@ -81,7 +82,9 @@ def test_a_model_of_more_tokens_than_its_context_stops_there(tiny_home: Folders)
 def streaming(folders: Folders) -> Iterator[subprocess.Popen[bytes]]:
     """A long answer of which the beginning has been printed."""
     words = command(folders, "run", MODEL, "Tell a long story.", "--max-tokens", "2000")
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
+    hears = None if os.name == "nt" else hear_control_c
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
+    with subprocess.Popen(words, preexec_fn=hears, **pipes) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.read(1)

@@ -143,7 +143,7 @@ def exported(name: str, cache: Path) -> Path:
 
 def export(checkpoint: Path, folder: Path, bits: int | None = None) -> Path:
     """Export a checkpoint with optimum-intel; its weights get 4 or 8 bits, or stay in f32."""
-    with _quiet():
+    with quiet():
         from optimum.exporters.openvino import main_export
         from optimum.intel import OVConfig, OVWeightQuantizationConfig
 
@@ -163,16 +163,16 @@ def export(checkpoint: Path, folder: Path, bits: int | None = None) -> Path:
 
 
 def keep_export(folder: Path, target: Path) -> None:
-    """Move a whole export to its place in the cache; another run may have been faster."""
+    """Move a whole folder to its place in the cache; another run may have been faster."""
     try:
         folder.rename(target)
     except OSError:
-        if not (target / GRAPH).exists():
+        if not target.exists():
             raise
 
 
 def _make_checkpoint(family: Family, folder: Path) -> Path:
-    with _quiet():
+    with quiet():
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -192,7 +192,7 @@ def _make_checkpoint(family: Family, folder: Path) -> Path:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """PyTorch's and transformers' advice on how to trace models, and their progress bars, are not for these tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

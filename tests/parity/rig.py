@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,8 @@ class Run:
         return [token for chunk in self.chunks for token in chunk]
 
 
-def unsplit_run(unsplit: Unsplit, chunks: Sequence[Sequence[int]], decode: int) -> Run:
-    """Feed chunks of a prompt, then `decode` greedy tokens."""
+def unsplit_run(unsplit: Unsplit, chunks: Sequence[Sequence[int]], decode: int = 0) -> Run:
+    """Feed chunks of tokens, then `decode` greedy ones."""
     fed, logits = [], []
     for chunk in chunks:
         logits.append(unsplit.logits(chunk, sum(map(len, fed))))
@@ -91,6 +92,11 @@ def prompt(vocabulary: int, count: int, seed: int = 0) -> list[int]:
     """Random tokens, without the first ids, which are special."""
     low = min(100, vocabulary // 2)
     return [int(token) for token in np.random.default_rng(seed).integers(low, vocabulary, count)]
+
+
+def split(tokens: Sequence[int], sizes: Sequence[int]) -> list[Sequence[int]]:
+    """The tokens in chunks of these sizes."""
+    return [tokens[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def cut(store: Store, graph: Path, name: str = "model") -> Manifest:

@@ -43,10 +43,10 @@ def test_the_subset_names_families() -> None:
 def test_a_family_is_reproduced_by_its_layers(name: str, family_ir: Callable[[str], Path], store: Store) -> None:
     graph = family_ir(name)
     unsplit = rig.Unsplit(graph)
-    tokens = rig.prompt(256, sum(PROMPT))
-    run = rig.unsplit_run(unsplit, [tokens[: PROMPT[0]], tokens[PROMPT[0] :]], DECODE)
+    tokens = rig.prompt(256, sum(PROMPT) + DECODE)
+    run = rig.unsplit_run(unsplit, rig.split(tokens, [*PROMPT, *[1] * DECODE]))
     assert all(np.isfinite(logits).all() for logits in run.logits)
-    assert len(set(run.tokens[-DECODE:])) > DECODE // 2, "these weights say too little about the cut"
+    assert len(set(rig.best_tokens(run.logits))) >= 5, "these weights say too little about the cut"
 
     manifest = rig.cut(store, graph)
     assert [shard.kind for shard in manifest.shards] == ["embedding", *["layer"] * LAYERS, "head"]

@@ -19,6 +19,7 @@ from meshinfer.shards.convert import condense, prepare
 from meshinfer.shards.hashing import sha256_file
 from meshinfer.text.tokenizer import load_tokenizer
 from tests.shards.makers import TEMPLATE, make_checkpoint, make_gguf, make_ir
+from tests.signals import hear_control_c
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_ctrl_c_ends_the_converter_and_cleans_up(
         "with prepare(sys.argv[1], folders(sys.argv[2])): pass"
     )
     command = [sys.executable, "-c", program, str(path), str(folders.home)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=hear_control_c) as process:
         child = int(pipe.read_text())
         process.send_signal(signal.SIGINT)
         process.wait(timeout=30)
