@@ -30,6 +30,7 @@ from meshinfer.config import folders
 from meshinfer.engine.devices import compile_properties, core, resolve
 from meshinfer.models.add import add_model
 from meshinfer.models.check import unsplit_graph
+from meshinfer.shards.dims import keep_broadcast_dims
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.reorder import inject_reorder
 from meshinfer.shards.store import Store
@@ -51,6 +52,8 @@ def without_reorder(model: ov.Model) -> int:
         for reader in gather.output(0).get_target_inputs():
             reader.replace_source_output(gather.input_value(0))
     model.remove_parameter(beam_idx)
+    for node in model.get_ordered_ops():
+        keep_broadcast_dims(node)  # attention that is not fused looks at them
     model.validate_nodes_and_infer_types()
     return len(gathers)
 
@@ -102,10 +105,6 @@ class Variant:
     def start(self, context: int) -> None:
         """Forget everything and read a prompt of `context` tokens."""
         self._request.reset_state()
-        if "beam_idx" not in self._names:
-            for state in self._request.query_state():  # which the gather would give its batch dimension
-                empty = state.state
-                state.state = ov.Tensor(empty.element_type, ov.Shape([1, *list(empty.shape)[1:]]))
         self._position = 0
         self._token = np.random.default_rng(0).integers(100, 200, context, dtype=np.int64)
         self.step()

@@ -64,6 +64,7 @@ WORLD = {
     "shards/ports.py": "OpenVINO graphs",
     "shards/reorder.py": "OpenVINO graphs",
     "shards/resume.py": "network, clock, files",
+    "shards/rows.py": "OpenVINO graphs",
     "shards/sources.py": "files",
     "shards/store.py": "files, locks",
     "shards/work.py": "files, locks",

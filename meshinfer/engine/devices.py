@@ -132,7 +132,8 @@ def converting(device: str, doing: str) -> Iterator[None]:
     except MemoryError as error:
         raise DeviceError(f"{device}: {doing} failed: not enough memory") from error
     except RuntimeError as error:
-        raise DeviceError(f"{device}: {doing} failed: {_last_line(error)}") from error
+        why = "not enough memory" if "bad_alloc" in str(error) else _last_line(error)
+        raise DeviceError(f"{device}: {doing} failed: {why}") from error
 
 
 def _rank(device: Device) -> tuple[bool, int]:

@@ -40,10 +40,11 @@ def choose(logits: npt.NDArray[np.float32], sampling: Sampling, position: int) -
     """
     if sampling.temperature == 0:
         return int(logits.argmax())
-    scaled = logits.astype(np.float64) / sampling.temperature
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to minus infinity
+        scaled = (logits.astype(np.float64) - logits.max()) / sampling.temperature
     keep = len(scaled) if sampling.top_k == 0 else min(sampling.top_k, len(scaled))
     order = np.argsort(-scaled, kind="stable")[:keep]
-    weights = np.exp(scaled[order] - scaled[order[0]])
+    weights = np.exp(scaled[order])
     probabilities = weights / weights.sum()
     mass = np.cumsum(probabilities)
     nucleus = int(np.searchsorted(mass, sampling.top_p * (1 - 1e-12))) + 1

@@ -13,7 +13,7 @@ from meshinfer.engine.generate import answer_room, generate
 from meshinfer.engine.pipeline import even_cuts, open_pipeline
 from meshinfer.engine.sampling import Sampling
 from meshinfer.engine.stage import StageOptions
-from meshinfer.errors import ModelNotFoundError
+from meshinfer.errors import InputError, ModelNotFoundError
 from meshinfer.models.add import add_model
 from meshinfer.models.check import usable_backend
 from meshinfer.shards.aliases import ALIASES
@@ -66,6 +66,8 @@ class Chat:
     def prepare(cls, folders: Folders, name: str, options: ChatOptions, progress: Progress = silent) -> Chat:
         """Find the model; a known alias is added where it is missing. Raises ModelNotFoundError and all of adding."""
         store = Store(folders)
+        if "/" in name or "\\" in name:
+            raise InputError(f"'{name}' is a source, not the name of a model here: meshinfer model add {name}")
         try:
             manifest = store.load(name)
         except ModelNotFoundError:

@@ -22,6 +22,7 @@ from meshinfer.shards.dims import Dims, probe_dims
 from meshinfer.shards.graph import Graph, Tensor
 from meshinfer.shards.layers import Layout, find_layout
 from meshinfer.shards.ports import boundary_name, copy_runtime_options, output_name, parameter, snapshot
+from meshinfer.shards.rows import RowLayout, from_rows, own_state, pass_on, row_layout, to_rows
 
 
 @dataclass
@@ -74,11 +75,23 @@ class _Edit:
         self._cut, self._index = cutter, index
         self._graph, self._layout = cutter.graph, cutter.layout
         self._moved: list[tuple[Any, Any]] = []
-        self._parameters: dict[Tensor, ov.Node] = {}
+        self._inputs: dict[Tensor, ov.Node] = {}
+        self._lent: dict[Tensor, ov.Node] = {}
+        """What comes in, as rows and in the shape it had."""
         incoming = self._layout.boundaries[index - 1] if index else ()
         for number, tensor in enumerate(incoming):
-            source = cutter.output(tensor)
-            self._parameters[tensor] = parameter(boundary_name(number), source.get_element_type(), _free_shape(source))
+            layout = self._row_layout(tensor)
+            kind, shape = cutter.output(tensor).get_element_type(), _free_shape(cutter.output(tensor), layout)
+            self._inputs[tensor] = parameter(boundary_name(number), kind, shape)
+            self._lent[tensor] = from_rows(self._inputs[tensor], layout, f"{self._name}/{boundary_name(number)}")
+
+    @property
+    def _name(self) -> str:
+        return f"shard{self._index:03d}"
+
+    def _row_layout(self, tensor: Tensor) -> RowLayout | None:
+        dims = self._cut.dims(tensor)
+        return None if dims is None else row_layout(dims, self._graph.ops[tensor[0]].name)
 
     def build(self) -> ov.Model:
         last = self._index == len(self._layout.boundaries)
@@ -88,23 +101,30 @@ class _Edit:
             outgoing: tuple[Tensor, ...] = (self._graph.ops[result].inputs[0],)
         else:
             outgoing = self._layout.boundaries[self._index]
-        sinks = [p for p in self._graph.find("Assign") if self._layout.shard_of.get(p) == self._index]
-        reached = self._walk([tensor[0] for tensor in outgoing if tensor not in self._parameters] + sinks)
+        sinks = [p for p in self._graph.find("Assign") if p in self._layout.shard_of and self._has(p)]
+        reached = self._walk([tensor[0] for tensor in outgoing if tensor not in self._inputs] + sinks)
         for number, tensor in enumerate(outgoing):
-            passed = self._parameters.get(tensor)
-            result_node = ops.result(passed.output(0) if passed else self._cut.output(tensor))
+            result_node = ops.result(self._leaving(tensor, None if last else number))
             result_node.set_friendly_name("logits" if last else output_name(boundary_name(number)))
             result_node.output(0).set_names({result_node.get_friendly_name()})
             results.append(result_node)
         inputs = [self._cut.node(p) for p in sorted(reached) if self._graph.ops[p].type == "Parameter"]
-        parameters = [*self._parameters.values(), *inputs]
-        name = f"shard{self._index:03d}"
+        parameters = [*self._inputs.values(), *inputs]
         try:
-            shard = ov.Model(results, [self._cut.node(p) for p in sinks], parameters, name)
+            shard = ov.Model(results, [self._cut.node(p) for p in sinks], parameters, self._name)
         except RuntimeError as error:
             raise CutError(f"shard {self._index} is not a whole graph: {error}") from error
+        if any(self._index in self._layout.copies.get(p, ()) for p in sinks):
+            shard = own_state(shard, self._name)
         copy_runtime_options(self._cut.model, shard)
         return shard
+
+    def _leaving(self, tensor: Tensor, number: int | None) -> ov.Output:
+        """What a result gives: `tensor` as rows, or the logits as they are."""
+        if tensor in self._inputs:
+            return pass_on(self._inputs[tensor], f"{self._name}/{boundary_name(number or 0)}/passed")
+        layout = None if number is None else self._row_layout(tensor)
+        return to_rows(self._cut.output(tensor), layout, f"{self._name}/{output_name(boundary_name(number or 0))}")
 
     def undo(self) -> None:
         for target, source in reversed(self._moved):
@@ -119,8 +139,8 @@ class _Edit:
             position = pending.pop()
             op = self._graph.ops[position]
             for port, tensor in enumerate(op.inputs):
-                if tensor in self._parameters:
-                    self._move(position, port, self._parameters[tensor].output(0))
+                if tensor in self._lent:
+                    self._move(position, port, self._lent[tensor].output(0))
                 elif not self._foreign(tensor):
                     if tensor[0] not in reached:
                         reached.add(tensor[0])
@@ -144,7 +164,10 @@ class _Edit:
     def _foreign(self, tensor: Tensor) -> bool:
         if self._graph.ops[tensor[0]].name == "input_ids" and self._index:
             return True
-        return self._layout.shard_of.get(tensor[0], self._index) != self._index
+        return not self._has(tensor[0])
+
+    def _has(self, position: int) -> bool:
+        return self._layout.has(self._index, position)
 
     def _borrow_shape(self, shape_of: int, tensor: Tensor) -> Tensor | None:
         """Let a `ShapeOf` read a tensor of this shard that agrees with `tensor` in every dimension that is used.
@@ -160,7 +183,7 @@ class _Edit:
             dims = self._cut.dims(other)
             if dims is None or not _agree(dims, wanted, range(len(wanted)) if picked is None else picked):
                 continue
-            lent = self._parameters.get(other)
+            lent = self._lent.get(other)
             if lent is None and not self._acyclic(other[0], shape_of):
                 continue
             source = lent.output(0) if lent else self._cut.output(other)
@@ -180,7 +203,7 @@ class _Edit:
         ]
         kind = self._graph.ops[tensor[0]].type
         alike = [t for t in own if self._graph.ops[t[0]].type == kind and self._cut.dims(t) == wanted]
-        return [*alike, *self._parameters, *own]
+        return [*alike, *self._lent, *own]
 
     def _read_leading_dims(self, shape_of: int, source: ov.Output, count: int) -> None:
         """Let the readers of a whole shape see the first `count` dimensions of `source` instead.
@@ -200,7 +223,7 @@ class _Edit:
             reader.replace_source_output(leading.output(0))
 
     def _acyclic(self, position: int, shape_of: int) -> bool:
-        return shape_of not in self._graph.ancestors([position], through_shapes=True, stop=self._parameters)
+        return shape_of not in self._graph.ancestors([position], through_shapes=True, stop=self._lent)
 
     def _picked_dims(self, shape_of: int) -> set[int] | None:
         """The dimensions picked out of a shape by constant indices; None where it is used as a whole."""
@@ -219,7 +242,7 @@ def _agree(dims: tuple[tuple[int, ...], ...], wanted: tuple[tuple[int, ...], ...
     return all(-len(dims) <= d < len(dims) and dims[d] == wanted[d] for d in picked)
 
 
-def _free_shape(source: ov.Output) -> ov.PartialShape:
+def _free_shape(source: ov.Output, layout: RowLayout | None) -> ov.PartialShape:
     """[batch, sequence, ...] with the first two left open."""
-    shape = source.get_partial_shape()
+    shape = list(source.get_partial_shape()) if layout is None else [-1, -1, layout.width]
     return ov.PartialShape([ov.Dimension(-1) if axis < 2 else dim for axis, dim in enumerate(shape)])

@@ -11,6 +11,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from meshinfer.errors import CutError
 from meshinfer.shards.graph import Tensor
 
 Dims = dict[Tensor, tuple[tuple[int, ...], ...]]
@@ -18,6 +19,9 @@ Dims = dict[Tensor, tuple[tuple[int, ...], ...]]
 
 _PROBES = ((2, 3, 11), (5, 7, 13))
 """(batch, sequence, past) of each probe."""
+
+BATCH, SEQUENCE, _PAST = zip(*_PROBES, strict=True)
+"""What a dimension is in both probes if it is the batch, or the sequence."""
 
 
 def probe_dims(model: ov.Model, nodes: list[ov.Node]) -> Dims:
@@ -41,7 +45,7 @@ def _infer(model: ov.Model, batch: int, sequence: int, past: int) -> dict[Tensor
     nodes = list(clone.get_ordered_ops())
     states = [_free_state(node) for node in nodes if node.get_type_name() == "ReadValue"]
     for node in nodes:
-        _keep_broadcast_dims(node)
+        keep_broadcast_dims(node)
     written = [ops.result(node.input_value(0)) for node in nodes if node.get_type_name() == "Assign"]
     probe = ov.Model([*clone.get_results(), *written], [*clone.get_parameters(), *states], "probe")
     sizes = {
@@ -55,7 +59,10 @@ def _infer(model: ov.Model, batch: int, sequence: int, past: int) -> dict[Tensor
         for name in parameter.output(0).get_names() & sizes.keys():
             rank = len(parameter.output(0).get_partial_shape())
             shapes[parameter.output(0)] = ([-1] * (rank - len(sizes[name]))) + sizes[name]
-    probe.reshape(shapes)
+    try:
+        probe.reshape(shapes)
+    except RuntimeError as error:
+        raise CutError(f"the shapes in this model contradict each other: {str(error).splitlines()[-1]}") from error
     return {
         (position, port): tuple(output.get_shape())
         for position, node in enumerate(nodes)
@@ -72,7 +79,7 @@ def _free_state(node: ov.Node) -> ov.Node:
     return stand_in
 
 
-def _keep_broadcast_dims(node: ov.Node) -> None:
+def keep_broadcast_dims(node: ov.Node) -> None:
     """Openvino-genai's GGUF reader writes 0 for "keep this dimension" in a two-way broadcast.
 
     Kernels that fuse the broadcast never look; shape inference with real sizes refuses it. 1 says the same.

@@ -68,7 +68,13 @@ def test_a_seed_makes_draws_that_can_be_repeated(tiny_home: Folders) -> None:
     assert draw("1") == draw("1", "--stages", "3") != draw("2")
 
 
-def test_a_model_of_more_tokens_than_its_context_stops_there(tiny_home: Folders) -> None:
+def test_a_temperature_next_to_nothing_takes_the_likeliest_token(tiny_home: Folders) -> None:
+    options = ("run", "tiny", "hello", "--exact", "--max-tokens", "8", "--temperature")
+    coldest = meshinfer(tiny_home, *options, "1e-320")
+    assert succeeded(coldest) == succeeded(meshinfer(tiny_home, *options, "0")) and coldest.stderr == ""
+
+
+def test_an_answer_stops_where_the_context_ends(tiny_home: Folders) -> None:
     result = meshinfer(tiny_home, "run", "tiny", "a" * 500, "--raw", "--max-tokens", "100", "--stats")
     succeeded(result)
     prompt, answer = map(int, re.findall(r"(\d+) (?:prompt|answer) tokens", result.stderr))
@@ -133,7 +139,9 @@ def test_a_reader_that_goes_away_ends_a_stream_quietly(smollm2_home: Folders) ->
         (["tiny", "", "--raw"], "the prompt is empty"),
         (["tiny"], "the prompt is empty"),
         (["nonesuch", "hi"], "no model 'nonesuch' here (have: tiny); add it with: meshinfer model add"),
-        (["no such/model", "hi"], "'no such/model' is no model name: 1 to 64 of a-z, 0-9,"),
+        (["no such model", "hi"], "'no such model' is no model name: 1 to 64 of a-z, 0-9,"),
+        (["./m.gguf", "hi"], "'./m.gguf' is a source, not the name of a model here: meshinfer model add ./m.gguf"),
+        (["tiny", "hi", "--kv", "paged", "--kv-budget", "1000000000000"], "of KV cache failed: not enough memory"),
         (["con", "hi"], "'con' is no model name: Windows keeps 'con' for itself"),
         (["", "hi"], "'' is no model name"),
     ],
