@@ -44,7 +44,7 @@ def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """A home that holds `tiny`, a random model of two layers, made from `tiny.gguf` beside it. For reading only."""
     from meshinfer.models.add import add_model
     from meshinfer.shards.store import Store
-    from tests.shards.makers import make_gguf
+    from tests.sources.makers import make_gguf
 
     folder = tmp_path_factory.mktemp("tiny")
     folders = Folders(folder / "home")

@@ -8,7 +8,7 @@ import tomllib
 
 from tests.tree import ROOT, imported, sources
 
-CHILD = "shards/child.py"
+CHILD = "sources/child.py"
 """The conversion of checkpoints, in a process of its own: it alone may import what the `export` extra brings."""
 
 COMING = {"aiohttp", "cbor2", "lz4", "zeroconf"}

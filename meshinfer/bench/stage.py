@@ -23,8 +23,8 @@ from meshinfer.engine.stage import StageOptions
 from meshinfer.engine.step import Entry, Tokens
 from meshinfer.engine.unsplit import UnsplitModel
 from meshinfer.errors import InputError
+from meshinfer.files.progress import Progress, silent
 from meshinfer.shards.manifest import Manifest
-from meshinfer.shards.progress import Progress, silent
 from meshinfer.shards.store import Store
 from meshinfer.types import KvBackend, Precision, SequenceId
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from meshinfer.shards.progress import Progress
+from meshinfer.files.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from meshinfer import __version__
 from meshinfer.errors import InputError
+from meshinfer.files.disk import require_space
+from meshinfer.files.progress import Progress, silent
 from meshinfer.models.verify import verify_new
-from meshinfer.shards.aliases import ALIASES
-from meshinfer.shards.convert import prepare
-from meshinfer.shards.disk import require_space
-from meshinfer.shards.folder import ModelFolder
 from meshinfer.shards.manifest import Manifest
-from meshinfer.shards.progress import Progress, silent
-from meshinfer.shards.sources import IR_GRAPH, IR_WEIGHTS, decide, look
 from meshinfer.shards.store import Store, model_name
 from meshinfer.shards.write import write_shards
+from meshinfer.sources.aliases import ALIASES
+from meshinfer.sources.convert import prepare
+from meshinfer.sources.folder import ModelFolder
+from meshinfer.sources.source import IR_GRAPH, IR_WEIGHTS, decide, look
 
 _SPARE_BYTES = 64 << 20
 

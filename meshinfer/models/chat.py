@@ -14,12 +14,12 @@ from meshinfer.engine.pipeline import even_cuts, open_pipeline
 from meshinfer.engine.sampling import Sampling
 from meshinfer.engine.stage import StageOptions
 from meshinfer.errors import InputError, ModelNotFoundError
+from meshinfer.files.progress import Progress, silent
 from meshinfer.models.add import add_model
 from meshinfer.models.check import usable_backend
-from meshinfer.shards.aliases import ALIASES
 from meshinfer.shards.manifest import Manifest
-from meshinfer.shards.progress import Progress, silent
 from meshinfer.shards.store import Store
+from meshinfer.sources.aliases import ALIASES
 from meshinfer.text.detokenizer import Detokenizer
 from meshinfer.text.template import ChatTemplate
 from meshinfer.text.tokenizer import Tokenizer, load_tokenizer

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from meshinfer.engine.pipeline import even_cuts
 from meshinfer.errors import VerificationError
+from meshinfer.files.progress import Progress, silent
 from meshinfer.models.verify import compare, reference
-from meshinfer.shards.convert import prepare
 from meshinfer.shards.manifest import Manifest, Verification
-from meshinfer.shards.progress import Progress, silent
-from meshinfer.shards.sources import IR_GRAPH
 from meshinfer.shards.store import Store
+from meshinfer.sources.convert import prepare
+from meshinfer.sources.source import IR_GRAPH
 from meshinfer.types import KvBackend
 
 

@@ -18,8 +18,8 @@ from meshinfer.engine.stage import StageOptions
 from meshinfer.engine.step import Entry, Rows, Tokens
 from meshinfer.engine.unsplit import UnsplitModel
 from meshinfer.errors import VerificationError
+from meshinfer.files.progress import Progress
 from meshinfer.shards.manifest import Manifest, Verification
-from meshinfer.shards.progress import Progress
 from meshinfer.shards.store import Store
 from meshinfer.types import KvBackend, SequenceId
 

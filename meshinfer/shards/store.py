@@ -20,10 +20,10 @@ from filelock import FileLock, Timeout
 
 from meshinfer.config import Folders
 from meshinfer.errors import CorruptFileError, InputError, ModelNotFoundError, SourceError
-from meshinfer.shards import disk
-from meshinfer.shards.hashing import sha256_file
+from meshinfer.files import disk
+from meshinfer.files.hashing import sha256_file
+from meshinfer.files.work import held_briefly, living, sweep, work_folder
 from meshinfer.shards.manifest import FileRef, Manifest, from_json
-from meshinfer.shards.work import held_briefly, living, sweep, work_folder
 from meshinfer.types import Sha256
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

@@ -7,11 +7,11 @@ from pathlib import Path
 import openvino as ov
 
 from meshinfer.errors import SourceError
+from meshinfer.files.disk import converted
+from meshinfer.files.progress import Progress
 from meshinfer.shards.cut import Cutter
-from meshinfer.shards.disk import converted
 from meshinfer.shards.manifest import ShardKind, ShardSpec, TensorSpec
 from meshinfer.shards.ports import output_name
-from meshinfer.shards.progress import Progress
 from meshinfer.shards.reorder import inject_reorder
 from meshinfer.shards.store import Store
 

@@ -13,7 +13,7 @@ import pytest
 from meshinfer.config import Folders
 from meshinfer.shards.store import Store
 from tests.cli.calls import command, complaint, flip_byte, listing, meshinfer, succeeded
-from tests.shards.makers import make_gguf, make_ir
+from tests.sources.makers import make_gguf, make_ir
 
 MODEL = "smollm2-135m"
 

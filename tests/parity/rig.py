@@ -16,8 +16,8 @@ from meshinfer.engine.devices import resolve
 from meshinfer.engine.pipeline import Pipeline
 from meshinfer.engine.stage import StageOptions
 from meshinfer.engine.step import Entry
+from meshinfer.files.progress import silent
 from meshinfer.shards.manifest import Manifest
-from meshinfer.shards.progress import silent
 from meshinfer.shards.store import Store
 from meshinfer.shards.write import write_shards
 from meshinfer.types import KvBackend, Precision, SequenceId

@@ -12,9 +12,9 @@ import pytest
 from meshinfer.engine.paged import PagedUnsupportedError
 from meshinfer.engine.pipeline import even_cuts, open_pipeline
 from meshinfer.engine.step import StepError
+from meshinfer.files.progress import silent
 from meshinfer.models.verify import verify_new
 from meshinfer.shards.manifest import Manifest
-from meshinfer.shards.progress import silent
 from meshinfer.shards.store import Store
 from tests.parity import rig
 from tests.parity.families import FAMILIES, LAYERS

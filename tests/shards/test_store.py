@@ -15,10 +15,10 @@ import pytest
 
 from meshinfer.config import Folders
 from meshinfer.errors import CorruptFileError, InputError, ModelNotFoundError, NoSpaceError, SourceError
-from meshinfer.shards import disk
+from meshinfer.files import disk
+from meshinfer.files.work import work_folder
 from meshinfer.shards.manifest import FileRef
 from meshinfer.shards.store import Store, model_name
-from meshinfer.shards.work import work_folder
 from meshinfer.types import Sha256
 from tests.shards.samples import manifest
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshinfer.config import Folders
 from meshinfer.text.detokenizer import Detokenizer
 from meshinfer.text.tokenizer import Tokenizer, load_tokenizer
-from tests.shards.makers import make_tokenizer
+from tests.sources.makers import make_tokenizer
 
 
 @pytest.fixture(scope="module")

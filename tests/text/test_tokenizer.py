@@ -9,10 +9,10 @@ import pytest
 
 from meshinfer.config import Folders
 from meshinfer.errors import InputError, SourceError
-from meshinfer.shards.convert import prepare
+from meshinfer.sources.convert import prepare
 from meshinfer.text.template import ChatTemplate
 from meshinfer.text.tokenizer import FastTokenizer, OpenVinoTokenizer, Tokenizer, load_tokenizer
-from tests.shards.makers import TEMPLATE, make_gguf, make_tokenizer
+from tests.sources.makers import TEMPLATE, make_gguf, make_tokenizer
 
 TEXTS = [
     "hello hello",

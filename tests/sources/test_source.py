@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshinfer.errors import SourceError
-from meshinfer.shards.sources import (
+from meshinfer.sources.source import (
     AliasSource,
     CheckpointSource,
     GgufSource,
@@ -100,7 +100,7 @@ def test_names_that_no_disk_can_have_are_refused_as_unknown(source: str) -> None
         decide(source, look(source), ALIASES)
 
 
-@pytest.mark.parametrize("module", ["shards.sources", "shards.convert", "text.tokenizer", "text.template"])
+@pytest.mark.parametrize("module", ["sources.source", "sources.convert", "text.tokenizer", "text.template"])
 def test_importing_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, meshinfer.{module}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -17,15 +17,17 @@ from typing import Any
 import meshinfer
 from meshinfer.config import Folders
 from meshinfer.errors import InputError, MissingExtraError, SourceError
-from meshinfer.shards import disk, gguf, hub
-from meshinfer.shards import folder as facts
-from meshinfer.shards.aliases import ALIASES, fetch_alias
-from meshinfer.shards.folder import ModelFolder
-from meshinfer.shards.gguf_tokenizer import check_tokenizer, write_tokenizer
-from meshinfer.shards.hashing import sha256_file, sha256_files
-from meshinfer.shards.ir import check_ir
-from meshinfer.shards.progress import Progress, silent
-from meshinfer.shards.sources import (
+from meshinfer.files import disk
+from meshinfer.files.hashing import sha256_file, sha256_files
+from meshinfer.files.progress import Progress, silent
+from meshinfer.files.work import work_folder
+from meshinfer.sources import folder as facts
+from meshinfer.sources import gguf, hub
+from meshinfer.sources.aliases import ALIASES, fetch_alias
+from meshinfer.sources.folder import ModelFolder
+from meshinfer.sources.gguf_tokenizer import check_tokenizer, write_tokenizer
+from meshinfer.sources.ir import check_ir
+from meshinfer.sources.source import (
     CONFIG,
     IR_GRAPH,
     IR_WEIGHTS,
@@ -38,7 +40,6 @@ from meshinfer.shards.sources import (
     is_weights,
     look,
 )
-from meshinfer.shards.work import work_folder
 
 DEFAULT_BITS = 4
 _LABELS = {4: "int4", 8: "int8", 16: "f16", 32: "f32"}
@@ -216,7 +217,7 @@ def _run_child(arguments: list[str], work: Path, name: str) -> None:
         "HF_HUB_OFFLINE": "1",
         **{key: str(temporary) for key in ("TMPDIR", "TEMP", "TMP")},
     }
-    command = [sys.executable, "-P", "-m", "meshinfer.shards.child", str(report), *arguments]
+    command = [sys.executable, "-P", "-m", "meshinfer.sources.child", str(report), *arguments]
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT

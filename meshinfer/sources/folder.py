@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from meshinfer.errors import SourceError
-from meshinfer.shards.ir import read_graph
-from meshinfer.shards.sources import CONFIG
+from meshinfer.sources.ir import read_graph
+from meshinfer.sources.source import CONFIG
 
 OPENVINO_TOKENIZER = (
     "openvino_tokenizer.xml",

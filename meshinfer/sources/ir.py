@@ -9,7 +9,7 @@ from typing import Any
 from xml.parsers import expat
 
 from meshinfer.errors import SourceError
-from meshinfer.shards.sources import IR_GRAPH, IR_WEIGHTS
+from meshinfer.sources.source import IR_GRAPH, IR_WEIGHTS
 
 _BITS = {"i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4, "i8": 8, "u8": 8, "f8e4m3": 8, "f8e5m2": 8}
 _BITS |= {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}

@@ -17,12 +17,12 @@ from filelock import FileLock
 
 from meshinfer.config import Folders
 from meshinfer.errors import CorruptFileError, SourceError
-from meshinfer.shards import disk
-from meshinfer.shards.folder import FAST_TOKENIZER, OPENVINO_TOKENIZER, check_config, read_json
-from meshinfer.shards.hashing import digest_file
-from meshinfer.shards.progress import Progress
-from meshinfer.shards.resume import fetch_resumable
-from meshinfer.shards.sources import CONFIG, IR_GRAPH, IR_WEIGHTS, is_checkpoint, is_weights
+from meshinfer.files import disk
+from meshinfer.files.hashing import digest_file
+from meshinfer.files.progress import Progress
+from meshinfer.sources.folder import FAST_TOKENIZER, OPENVINO_TOKENIZER, check_config, read_json
+from meshinfer.sources.resume import fetch_resumable
+from meshinfer.sources.source import CONFIG, IR_GRAPH, IR_WEIGHTS, is_checkpoint, is_weights
 
 _DESCRIPTIONS = (CONFIG, "generation_config.json", "chat_template.jinja", "chat_template.json")
 _CHECKPOINT_TOKENIZER = (

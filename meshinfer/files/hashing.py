@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from meshinfer.errors import SourceError
-from meshinfer.shards.disk import CHUNK_BYTES
-from meshinfer.shards.progress import Progress, silent
+from meshinfer.files.disk import CHUNK_BYTES
+from meshinfer.files.progress import Progress, silent
 from meshinfer.types import Sha256
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from meshinfer.config import Folders
 from meshinfer.errors import CorruptFileError, NoSpaceError, SourceError
-from meshinfer.shards import disk
-from meshinfer.shards.aliases import ALIASES, Alias, fetch_alias
-from meshinfer.shards.progress import silent
+from meshinfer.files import disk
+from meshinfer.files.progress import silent
+from meshinfer.sources.aliases import ALIASES, Alias, fetch_alias
 
 MODEL = bytes(range(256)) * 1000
 

@@ -11,11 +11,12 @@ import pytest
 
 from meshinfer.config import Folders
 from meshinfer.errors import CorruptFileError, NoSpaceError, SourceError
-from meshinfer.shards import disk, hub, resume
-from meshinfer.shards.convert import prepare
-from meshinfer.shards.progress import silent
-from tests.shards.hub_server import COMMIT, Hub, serve, sha256
-from tests.shards.makers import make_ir
+from meshinfer.files import disk
+from meshinfer.files.progress import silent
+from meshinfer.sources import hub, resume
+from meshinfer.sources.convert import prepare
+from tests.sources.hub_server import COMMIT, Hub, serve, sha256
+from tests.sources.makers import make_ir
 
 WEIGHTS = bytes(range(256)) * 2000
 

@@ -9,10 +9,10 @@ import pytest
 
 from meshinfer.config import Folders
 from meshinfer.errors import SourceError
-from meshinfer.shards import gguf
-from meshinfer.shards.gguf_tokenizer import check_tokenizer, write_tokenizer
+from meshinfer.sources import gguf
+from meshinfer.sources.gguf_tokenizer import check_tokenizer, write_tokenizer
 from meshinfer.text.tokenizer import Tokenizer, load_tokenizer
-from tests.shards.makers import make_gguf
+from tests.sources.makers import make_gguf
 
 TEXTS = ["hello 123456 don't", "日本語 🙂", " a\n\n  b", "<|start|>hello<|end|><tool>", "", "I'LL"]
 

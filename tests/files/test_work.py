@@ -10,9 +10,9 @@ import pytest
 
 from meshinfer.config import Folders
 from meshinfer.errors import InputError, NoSpaceError
-from meshinfer.shards import work
-from meshinfer.shards.disk import require_space
-from meshinfer.shards.work import held_briefly, work_folder
+from meshinfer.files import work
+from meshinfer.files.disk import require_space
+from meshinfer.files.work import held_briefly, work_folder
 
 
 def test_a_work_folder_is_gone_after_success_failure_and_interrupt(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_work_folder_is_gone_after_success_failure_and_interrupt(tmp_path: Pat
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from meshinfer.config import Folders; "
-        "from meshinfer.shards.work import work_folder\n"
+        "from meshinfer.files.work import work_folder\n"
         "with work_folder(Folders(Path(sys.argv[1]))) as work:\n"
         "    (work / 'half').write_text('x'); os._exit(9)"
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from meshinfer.config import Folders
 from meshinfer.errors import CorruptFileError, SourceError
-from meshinfer.shards import disk
-from meshinfer.shards.hashing import sha256_file
-from meshinfer.shards.progress import Progress
-from meshinfer.shards.work import work_folder
+from meshinfer.files import disk
+from meshinfer.files.hashing import sha256_file
+from meshinfer.files.progress import Progress
+from meshinfer.files.work import work_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshinfer.shards.gguf import MERGES, TOKEN_TYPES, TOKENS, GgufHeader, unsupported
+from meshinfer.sources.gguf import MERGES, TOKEN_TYPES, TOKENS, GgufHeader, unsupported
 
 _CONTROL, _USER_DEFINED = 3, 4
 

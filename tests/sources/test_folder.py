@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from meshinfer.errors import SourceError
-from meshinfer.shards import folder as facts
-from tests.shards.makers import TEMPLATE, make_tokenizer
+from meshinfer.sources import folder as facts
+from tests.sources.makers import TEMPLATE, make_tokenizer
 
 
 def write(folder: Path, **files: Any) -> Path:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import openvino as ov
 from openvino import opset13 as ops
 
-from meshinfer.shards.gguf import GgufHeader, TensorInfo, read_file
+from meshinfer.sources.gguf import GgufHeader, TensorInfo, read_file
 
 Halves = npt.NDArray[np.float16]
 Floats = npt.NDArray[np.float32]

@@ -10,8 +10,8 @@ import openvino as ov
 import pytest
 
 from meshinfer.config import folders
-from meshinfer.shards.convert import prepare
-from tests.shards.makers import make_gguf
+from meshinfer.sources.convert import prepare
+from tests.sources.makers import make_gguf
 
 
 def matrices_of_ir(graph: Path) -> list[np.ndarray[Any, Any]]:

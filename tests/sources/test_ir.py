@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshinfer.errors import SourceError
-from meshinfer.shards.ir import check_ir, read_graph
-from tests.shards.makers import make_ir
+from meshinfer.sources.ir import check_ir, read_graph
+from tests.sources.makers import make_ir
 
 
 def test_a_whole_ir_passes_and_says_what_it_is(tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ import pytest
 
 from meshinfer.config import Folders
 from meshinfer.errors import InputError, MissingExtraError, NoSpaceError, SourceError
-from meshinfer.shards import convert, disk
-from meshinfer.shards.convert import condense, prepare
-from meshinfer.shards.hashing import sha256_file
+from meshinfer.files import disk
+from meshinfer.files.hashing import sha256_file
+from meshinfer.sources import convert
+from meshinfer.sources.convert import condense, prepare
 from meshinfer.text.tokenizer import load_tokenizer
-from tests.shards.makers import TEMPLATE, make_checkpoint, make_gguf, make_ir
 from tests.signals import hear_control_c
+from tests.sources.makers import TEMPLATE, make_checkpoint, make_gguf, make_ir
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_ctrl_c_ends_the_converter_and_cleans_up(
     fake_converter(tmp_path / "fake", monkeypatch, code)
     path = make_gguf(tmp_path / "m.gguf")
     program = (
-        "import sys; from meshinfer.config import folders; from meshinfer.shards.convert import prepare\n"
+        "import sys; from meshinfer.config import folders; from meshinfer.sources.convert import prepare\n"
         "with prepare(sys.argv[1], folders(sys.argv[2])): pass"
     )
     command = [sys.executable, "-c", program, str(path), str(folders.home)]

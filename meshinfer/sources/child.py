@@ -1,4 +1,4 @@
-"""The heavy half of a conversion, run as `python -m meshinfer.shards.child`: its memory and crashes stay there."""
+"""The heavy half of a conversion, run as `python -m meshinfer.sources.child`: its memory and crashes stay there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from meshinfer.shards.sources import IR_GRAPH, IR_WEIGHTS
+from meshinfer.sources.source import IR_GRAPH, IR_WEIGHTS
 
 GROUP_SIZE = 64
 
@@ -31,7 +31,7 @@ def convert_gguf(gguf: Path) -> None:
 
 
 def _restore_zero_points(gguf: Path) -> None:
-    from meshinfer.shards.zero_points import restore_zero_points
+    from meshinfer.sources.zero_points import restore_zero_points
 
     graph, exact = gguf.with_name(IR_GRAPH), gguf.with_name("exact.xml")
     print(restore_zero_points(gguf, graph, exact), "matrices with exact zero points")

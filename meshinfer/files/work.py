@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from meshinfer.config import Folders
 from meshinfer.errors import InputError
-from meshinfer.shards import disk
+from meshinfer.files import disk
 
 WorkKind = Literal["source", "adding"]
 """What a folder is for: making an IR from a source, or adding a model to the store."""

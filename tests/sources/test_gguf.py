@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshinfer.errors import SourceError
-from meshinfer.shards import gguf
-from tests.shards.makers import TEMPLATE, make_gguf
+from meshinfer.sources import gguf
+from tests.sources.makers import TEMPLATE, make_gguf
 
 
 @pytest.fixture(scope="module")
