@@ -63,16 +63,11 @@ class PagedStage:
     rewinds = True
 
     def __init__(self, compiled: ov.CompiledModel, device: Device, budget_bytes: int) -> None:
-        """Reserve as many KV blocks as `budget_bytes` hold. Raises KvBudgetError, DeviceError."""
+        """Reserve as many KV blocks as `budget_bytes` hold. Raises DeviceError."""
         caches = [port for port in compiled.inputs if _is_cache(port)]
         self.block_tokens = device.kv_block_tokens
         self.block_bytes = sum(_block_bytes(port) for port in caches)
         self.kv_blocks = budget_bytes // self.block_bytes
-        if self.kv_blocks < 1:
-            raise KvBudgetError(
-                f"{budget_bytes} bytes of KV cache hold no block: "
-                f"one of {self.block_tokens} tokens takes {self.block_bytes}"
-            )
         self._inference = Inference(compiled, device.name)
         with converting(device.name, f"reserving {self.kv_blocks * self.block_bytes / 1e6:.0f} MB of KV cache"):
             for port in caches:

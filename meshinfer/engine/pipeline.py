@@ -49,7 +49,7 @@ class Pipeline:
             block_bytes = sum(stage.block_bytes for stage in self.stages)
             raise KvBudgetError(
                 f"one sequence of {tokens} tokens needs {needed * block_bytes / 1e6:.1f} MB of KV cache, "
-                f"the budget holds {self.pool.count * block_bytes / 1e6:.1f} MB"
+                f"the budget has room for {self.pool.count * self.pool.block_tokens} tokens"
             )
 
     def forward(self, entries: Sequence[Entry], tokens: Tokens) -> Rows:

@@ -14,7 +14,6 @@ from meshinfer.engine.paged import PagedStage, to_paged
 from meshinfer.engine.stateful import StatefulStage
 from meshinfer.engine.stateless import StatelessStage
 from meshinfer.engine.step import Stage
-from meshinfer.errors import KvBudgetError
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.store import Store
 from meshinfer.types import KvBackend, Precision
@@ -36,7 +35,8 @@ class StageOptions:
 def open_stage(store: Store, manifest: Manifest, start: int, stop: int, options: StageOptions) -> Stage:
     """Compile shards [start, stop) of a model into a stage.
 
-    Raises RangeError, KvBudgetError, DeviceError, PagedUnsupportedError, InputError for missing files.
+    A budget too small for one KV block gives a stage without blocks, whose size says what one takes. Raises
+    RangeError, DeviceError, PagedUnsupportedError, InputError for missing files.
     """
     specs = manifest.range(start, stop)
     device = options.device
@@ -50,7 +50,7 @@ def open_stage(store: Store, manifest: Manifest, start: int, stop: int, options:
         return StatelessStage(compiled, device.name, device.kv_block_tokens)
     if paged:
         return PagedStage(compiled, device, options.kv_budget_bytes)
-    stage = StatefulStage(
+    return StatefulStage(
         compiled,
         device.name,
         options.precision,
@@ -58,12 +58,6 @@ def open_stage(store: Store, manifest: Manifest, start: int, stop: int, options:
         sum(spec.kv_bytes_per_token for spec in specs),
         rewinds=not any(spec.fixed_state_bytes for spec in specs),
     )
-    if stage.kv_blocks < 1:
-        raise KvBudgetError(
-            f"{options.kv_budget_bytes} bytes of KV cache hold no block: "
-            f"one of {stage.block_tokens} tokens takes {stage.block_bytes}"
-        )
-    return stage
 
 
 def compile_model(model: ov.Model, options: StageOptions, cache_dir: Path | None = None) -> ov.CompiledModel:
