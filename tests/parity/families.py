@@ -18,8 +18,8 @@ from typing import Any
 
 GRAPH = "openvino_model.xml"
 LAYERS = 4
-SPREADS = {"matrix": 0.15, "vector": 0.1}
-"""Standard deviations: of matrices, and of what is added to biases and norms."""
+SPREADS = {"matrix": 0.15, "vector": 0.1, "embedding": 0.03}
+"""Standard deviations: of matrices, of what is added to biases and norms, and of what the layers are added to."""
 
 _IDS = {"bos_token_id": 1, "eos_token_id": 2}
 _BASE = {
@@ -44,15 +44,11 @@ _WINDOW = {"sliding_window": 8}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A configuration of transformers. `paged`: whether OpenVINO's paged attention reproduces the model.
-
-    `embedding`: standard deviation of what the layers are added to; small, so that they count.
-    """
+    """A configuration of transformers. `paged`: whether OpenVINO's paged attention reproduces the model."""
 
     kind: str
     config: Mapping[str, Any]
     paged: bool = True
-    embedding: float = 0.03
 
 
 FAMILIES = {
@@ -63,7 +59,7 @@ FAMILIES = {
     "cohere": Family("cohere", _GQA),
     "cohere2": Family("cohere2", {**_HEAD16, **_WINDOW}),
     "falcon": Family("falcon", _FALCON),
-    "falcon-alibi": Family("falcon", {**_FALCON, "alibi": True}, paged=False, embedding=0.3),
+    "falcon-alibi": Family("falcon", {**_FALCON, "alibi": True}, paged=False),
     "falcon-new-decoder": Family("falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "gemma": Family("gemma", _HEAD16),
     "gemma2": Family("gemma2", {**_HEAD16, **_WINDOW}),
@@ -102,7 +98,7 @@ FAMILIES = {
     "olmo": Family("olmo", _GQA),
     "olmo2": Family("olmo2", _GQA),
     "opt": Family("opt", _OPT),
-    "opt-post-norm": Family("opt", {**_OPT, "do_layer_norm_before": False}, embedding=0.3),
+    "opt-post-norm": Family("opt", {**_OPT, "do_layer_norm_before": False}),
     "persimmon": Family("persimmon", _BASE),
     "phi": Family("phi", _BASE),
     "phi3": Family("phi3", _GQA),
@@ -135,7 +131,7 @@ def exported(name: str, cache: Path) -> Path:
     """The IR of a family's model: from the cache, else exported into it."""
     family = FAMILIES[name]
     versions = {package: version(package) for package in ("optimum-intel", "transformers", "openvino", "torch")}
-    made_of = [family.kind, family.config, {**SPREADS, "embedding": family.embedding}, versions]
+    made_of = [family.kind, family.config, SPREADS, versions]
     key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache / f"{name}-{key}"
     if not folder.exists():
@@ -190,7 +186,7 @@ def _make_checkpoint(family: Family, folder: Path) -> Path:
                     weights.add_(torch.randn_like(weights) * SPREADS["vector"])
             for module in model.modules():
                 if isinstance(module, torch.nn.Embedding):
-                    module.weight.normal_(0, family.embedding)
+                    module.weight.normal_(0, SPREADS["embedding"])
         model.save_pretrained(folder)
     return folder
 

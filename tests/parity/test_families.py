@@ -46,7 +46,8 @@ def test_a_family_is_reproduced_by_its_layers(name: str, family_ir: Callable[[st
     tokens = rig.prompt(256, sum(PROMPT) + DECODE)
     run = rig.unsplit_run(unsplit, rig.split(tokens, [*PROMPT, *[1] * DECODE]))
     assert all(np.isfinite(logits).all() for logits in run.logits)
-    assert len(set(rig.best_tokens(run.logits))) >= 5, "these weights say too little about the cut"
+    rows = np.concatenate(run.logits)
+    assert rows.std(axis=0).mean() > 0.1 * rows.std(), "the tokens say too little about the logits"
 
     manifest = rig.cut(store, graph)
     assert [shard.kind for shard in manifest.shards] == ["embedding", *["layer"] * LAYERS, "head"]
@@ -69,7 +70,7 @@ def test_a_family_is_reproduced_by_its_layers(name: str, family_ir: Callable[[st
         with pytest.raises(PagedUnsupportedError):
             _paged(store, manifest, 1, run)
     else:
-        assert rig.difference(_paged(store, manifest, 1, run), run.logits) > 0.1
+        assert rig.difference(_paged(store, manifest, 1, run), run.logits) > 0.02 * np.abs(rows).max()
 
 
 def _paged(store: Store, manifest: Manifest, stages: int, run: rig.Run) -> list[rig.Logits]:

@@ -10,7 +10,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-HIDDEN, HEADS, HEAD = 32, 2, 16
+HIDDEN, HEADS = 32, 2
 VOCABULARY = 96
 
 
@@ -22,6 +22,7 @@ class Decoder:
     """
 
     layers: int = 2
+    hidden: int = HIDDEN
     shared: Mapping[int, int] = field(default_factory=dict)
     own_copies: bool = False
     beam_idx: bool = False
@@ -36,10 +37,12 @@ class Decoder:
         beam_idx = self._input("beam_idx", rank=1, kind=ov.Type.i32) if self.beam_idx else None
         self._ids, self._beam_idx = ids, beam_idx
         self._mask = self._causal(ids, mask)
-        table = self._weights(VOCABULARY, HIDDEN)
-        extra = ops.gather(self._weights(VOCABULARY, HIDDEN * self.layers), ids, _i64(0)) if self.per_layer else None
+        table = self._weights(VOCABULARY, self.hidden)
+        extra = (
+            ops.gather(self._weights(VOCABULARY, self.hidden * self.layers), ids, _i64(0)) if self.per_layer else None
+        )
         hidden = ops.gather(table, ids, _i64(0))
-        hidden = ops.add(hidden, ops.gather(self._weights(256, HIDDEN), positions, _i64(0)))
+        hidden = ops.add(hidden, ops.gather(self._weights(256, self.hidden), positions, _i64(0)))
         for layer in range(self.layers):
             hidden = self._layer(layer, hidden, extra)
         logits = ops.matmul(_norm(hidden), table, False, True)
@@ -76,22 +79,24 @@ class Decoder:
             keys, values = self._remember(f"key.{layer}", new[0]), self._remember(f"value.{layer}", new[1])
         self._kept.append((keys, values))
         mixed = ops.scaled_dot_product_attention(query, keys, values, self._mask)
-        rows = ops.reshape(ops.transpose(mixed, _i64([0, 2, 1, 3])), _i64([0, 0, HIDDEN]), True)
-        hidden = ops.add(hidden, ops.matmul(rows, self._weights(HIDDEN, HIDDEN), False, False))
+        rows = ops.reshape(ops.transpose(mixed, _i64([0, 2, 1, 3])), _i64([0, 0, self.hidden]), True)
+        hidden = ops.add(hidden, ops.matmul(rows, self._weights(self.hidden, self.hidden), False, False))
         if extra is not None:
-            own = ops.gather(ops.reshape(extra, _i64([0, 0, self.layers, HIDDEN]), True), _i64(layer), _i64(2))
+            own = ops.gather(ops.reshape(extra, _i64([0, 0, self.layers, self.hidden]), True), _i64(layer), _i64(2))
             hidden = ops.add(hidden, own)
-        wide = ops.relu(ops.matmul(_norm(hidden), self._weights(HIDDEN, 2 * HIDDEN), False, False))
-        return ops.add(hidden, ops.matmul(wide, self._weights(2 * HIDDEN, HIDDEN), False, False))
+        wide = ops.relu(ops.matmul(_norm(hidden), self._weights(self.hidden, 2 * self.hidden), False, False))
+        return ops.add(hidden, ops.matmul(wide, self._weights(2 * self.hidden, self.hidden), False, False))
 
     def _heads(self, normed: ov.Node) -> ov.Node:
-        rows = ops.matmul(normed, self._weights(HIDDEN, HIDDEN), False, False)
-        return ops.transpose(ops.reshape(rows, _i64([0, 0, HEADS, HEAD]), True), _i64([0, 2, 1, 3]))
+        rows = ops.matmul(normed, self._weights(self.hidden, self.hidden), False, False)
+        return ops.transpose(ops.reshape(rows, _i64([0, 0, HEADS, self.hidden // HEADS]), True), _i64([0, 2, 1, 3]))
 
     def _remember(self, name: str, new: ov.Node) -> ov.Node:
         batch = ops.gather(ops.shape_of(self._ids), _i64([0]), _i64(0))
-        empty = ops.broadcast(ops.constant(np.float32(0)), ops.concat([batch, _i64([HEADS, 0, HEAD])], 0))
-        past = ops.read_value(empty, name, ov.Type.f32, ov.PartialShape([-1, HEADS, -1, HEAD]))
+        empty = ops.broadcast(
+            ops.constant(np.float32(0)), ops.concat([batch, _i64([HEADS, 0, self.hidden // HEADS])], 0)
+        )
+        past = ops.read_value(empty, name, ov.Type.f32, ov.PartialShape([-1, HEADS, -1, self.hidden // HEADS]))
         if self._beam_idx is not None:
             past = ops.gather(past, self._beam_idx, _i64(0))
         whole = ops.concat([past, new], 2)
