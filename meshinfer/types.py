@@ -7,6 +7,9 @@ from typing import Literal, NewType, cast, get_args
 Sha256 = NewType("Sha256", str)
 """A file's SHA-256 as 64 lower-case hex digits; the name of a file in the store."""
 
+NodeId = NewType("NodeId", str)
+"""A node, by the hash of its public key; the smallest one in a mesh leads."""
+
 SequenceId = NewType("SequenceId", int)
 """One request's token stream inside a stage."""
 

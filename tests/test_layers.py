@@ -80,6 +80,7 @@ ALLOWED = {
     "types": set(),
     "errors": set(),
     "config": {"errors"},
+    "planning": BASE,
     "text": BASE,
     "files": BASE,
     "sources": BASE | {"files"},
