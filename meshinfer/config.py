@@ -36,6 +36,11 @@ class Folders:
         return self.home / "compiled"
 
     @property
+    def tokenizers(self) -> Path:
+        """OpenVINO tokenizers under the names their library wants; may be deleted at any time."""
+        return self.home / "tokenizers"
+
+    @property
     def work(self) -> Path:
         """Half-made things; never read by anything but their maker."""
         return self.home / "work"

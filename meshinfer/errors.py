@@ -6,6 +6,8 @@ Whether a caller may try again depends on the type, never on the text.
 
 from __future__ import annotations
 
+import re
+
 
 class MeshinferError(Exception):
     """Anything that went wrong in a way a person can act on; `str()` is one line."""
@@ -47,9 +49,9 @@ class ModelNotFoundError(InputError):
 class CorruptFileError(InputError):
     """A file whose bytes are not the ones its name promises."""
 
-    def __init__(self, what: str, expected: str, actual: str) -> None:
+    def __init__(self, what: str, expected: str, actual: str, kind: str = "sha256") -> None:
         self.expected, self.actual = expected, actual
-        super().__init__(f"{what} is damaged: sha256 should be {expected}, is {actual}")
+        super().__init__(f"{what} is damaged: {kind} should be {expected}, is {actual}")
 
 
 class NoSpaceError(InputError):
@@ -74,6 +76,14 @@ class ContextLengthError(InputError):
         super().__init__(f"the prompt has {prompt_tokens} tokens, the context of this model holds {context_tokens}")
 
 
+class StepError(MeshinferError):
+    """A step that contradicts what the stage holds; a fault of the scheduler, not of the user."""
+
+
+class PagedUnsupportedError(MeshinferError):
+    """A stage that OpenVINO's pass cannot turn into paged attention; the stateful back end can run it."""
+
+
 class KvBudgetError(InputError):
     """The KV memory budget cannot hold what was asked for."""
 
@@ -84,3 +94,10 @@ class DeviceError(InputError):
 
 class VerificationError(MeshinferError):
     """A shard set that does not reproduce its model."""
+
+
+def telling_line(error: BaseException) -> str:
+    """The line of a library's message that says something: the last that is not a place in its source."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    telling = [line for line in lines if line and not re.match(r"(Exception from|Check '.*' failed at) ", line)]
+    return telling[-1] if telling else (lines[0] if lines else type(error).__name__)

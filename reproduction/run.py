@@ -24,10 +24,9 @@ import numpy as np
 import openvino as ov
 
 from meshinfer import __version__
-from meshinfer.bench.clock import seconds_of
-from meshinfer.bench.stage import BenchOptions, as_json, check_options, measure
+from meshinfer.bench.stage import WARM_STEPS, BenchOptions, PlainLoop, as_json, check_options, measure
 from meshinfer.config import folders
-from meshinfer.engine.devices import compile_properties, core, resolve
+from meshinfer.engine.devices import core, resolve
 from meshinfer.models.add import add_model
 from meshinfer.models.check import unsplit_graph
 from meshinfer.shards.dims import keep_broadcast_dims
@@ -36,7 +35,6 @@ from meshinfer.shards.reorder import inject_reorder
 from meshinfer.shards.store import Store
 
 RESULTS = Path(__file__).parent / "results"
-WARM_STEPS = 4
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -75,7 +73,7 @@ def reorder(graph: Path, manifest: Manifest, options: argparse.Namespace) -> lis
     """Decode with and without the beam_idx gather after contexts of several lengths."""
     rows = []
     with variants(graph) as paths:
-        models = {name: Variant(path, options) for name, path in paths.items()}
+        models = {name: PlainLoop(path, options.precision, options.threads) for name, path in paths.items()}
         for context in options.contexts:
             times: dict[str, list[float]] = {name: [] for name in models}
             for _ in range(options.rounds):
@@ -92,42 +90,11 @@ def reorder(graph: Path, manifest: Manifest, options: argparse.Namespace) -> lis
     return rows
 
 
-class Variant:
-    """One sequence through a compiled IR."""
-
-    def __init__(self, graph: Path, options: argparse.Namespace) -> None:
-        properties = compile_properties("CPU", options.precision, options.threads)
-        compiled = core().compile_model(core().read_model(graph), "CPU", properties)
-        self._request = compiled.create_infer_request()
-        self._names = {name for port in compiled.inputs for name in port.get_names()}
-        self._token, self._position = np.zeros(0, np.int64), 0
-
-    def start(self, context: int) -> None:
-        """Forget everything and read a prompt of `context` tokens."""
-        self._request.reset_state()
-        self._position = 0
-        self._token = np.random.default_rng(0).integers(100, 200, context, dtype=np.int64)
-        self.step()
-
-    def step(self) -> None:
-        """Feed what came last, choose the likeliest token."""
-        count = len(self._token)
-        values = {
-            "input_ids": self._token[None],
-            "attention_mask": np.ones((1, self._position + count), np.int64),
-            "position_ids": np.arange(self._position, self._position + count, dtype=np.int64)[None],
-            "beam_idx": np.zeros(1, np.int32),
-        }
-        self._request.infer({name: value for name, value in values.items() if name in self._names})
-        self._position += count
-        self._token = np.array([self._request.get_output_tensor(0).data[0, -1].argmax()], np.int64)
-
-
-def decode_s(model: Variant, context: int, steps: int) -> float:
+def decode_s(model: PlainLoop, context: int, steps: int) -> float:
     """Seconds for `steps` tokens after `context` tokens."""
-    model.start(context)
-    seconds_of(model.step, WARM_STEPS)
-    return seconds_of(model.step, steps)
+    model.start([np.random.default_rng(0).integers(100, 200, context, dtype=np.int64)], WARM_STEPS + steps)
+    model.decode(WARM_STEPS)
+    return model.decode(steps)
 
 
 def stages(graph: Path, manifest: Manifest, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -81,7 +81,7 @@ ALLOWED = {
     "errors": set(),
     "config": {"errors"},
     "planning": BASE,
-    "text": BASE,
+    "text": BASE | {"files"},
     "files": BASE,
     "sources": BASE | {"files"},
     "shards": BASE | {"files"},

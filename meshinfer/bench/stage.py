@@ -7,7 +7,7 @@ machine's speed meets them alike; the ratios are of medians over rounds.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -77,11 +77,11 @@ class Row:
     against_genai: float | None = None
 
 
-class _Unsplit:
+class PlainLoop:
     """A plain Python loop over the unsplit IR, all sequences as one batch."""
 
-    def __init__(self, graph: Path, options: BenchOptions) -> None:
-        self._model = UnsplitModel(graph, resolve("cpu"), options.precision, options.threads)
+    def __init__(self, graph: Path, precision: Precision, threads: int | None) -> None:
+        self._model = UnsplitModel(graph, resolve("cpu"), precision, threads)
         self._last = np.zeros((0, 1), np.int64)
         self._position = 0
 
@@ -149,19 +149,16 @@ def measure(
     rates: dict[tuple[str, int], list[float]] = {}
     with ExitStack() as stack:
         contenders = dict(_open_all(stack, store, manifest, graph, options, progress))
-        pairs = [(n, name) for n in options.sequences for name in contenders if _takes(name, n)]
+        vocabulary = manifest.shards[-1].outputs[0].shape[-1]
+        pairs = [(n, name) for n in options.sequences for name in contenders if n == 1 or name != _GENAI_SINGLE]
         total = len(pairs) * options.rounds
         for turn in range(options.rounds):
             for index, (count, name) in enumerate(pairs):
                 progress("measure", turn * len(pairs) + index, total)
-                rate = _measure_one(contenders[name], manifest, count, options)
+                rate = _measure_one(contenders[name], vocabulary, count, options)
                 rates.setdefault((name, count), []).append(rate)
         progress("measure", total, total)
     return _rows(rates)
-
-
-def _takes(name: str, sequences: int) -> bool:
-    return (sequences == 1) if name == _GENAI_SINGLE else True
 
 
 _PLAIN, _GENAI_SINGLE, _GENAI_BATCH = "plain loop", "genai LLMPipeline", "genai batching"
@@ -172,34 +169,28 @@ def _open_all(
 ) -> Iterator[tuple[str, Contender]]:
     most = max(options.sequences)
     positions = most * (options.prompt_tokens + options.decode_tokens + WARM_STEPS + _MARGIN_TOKENS)
-    makers: list[tuple[str, Callable[[], Contender]]] = [(_PLAIN, lambda: _Unsplit(graph, options))]
+    splits = [(kv, stages) for kv in options.kv for stages in options.stages]
+    count = iter(range(3 + len(splits)))
+    progress("load", next(count), 3 + len(splits))
+    yield _PLAIN, PlainLoop(graph, options.precision, options.threads)
     if genai_available(graph.parent):
-        properties = (options.precision, options.threads)
-        makers.append((_GENAI_SINGLE, lambda: GenaiSingle(graph.parent, *properties)))
-        makers.append((_GENAI_BATCH, lambda: GenaiBatch(graph.parent, *properties, most, positions)))
-    for kv in options.kv:
-        for stages in options.stages:
-            stage_options = StageOptions(
-                resolve("cpu"), kv, options.precision, manifest.kv_bytes_per_token * positions, options.threads
-            )
-            makers.append(
-                (
-                    f"{stages} stage{'s' if stages > 1 else ''}, {kv}",
-                    lambda stages=stages, chosen=stage_options: _Stages(  # type: ignore[misc]
-                        stack.enter_context(open_pipeline(store, manifest, even_cuts(manifest, stages), chosen))
-                    ),
-                )
-            )
-    for index, (name, make) in enumerate(makers):
-        progress("load", index, len(makers))
-        yield name, make()
-    progress("load", len(makers), len(makers))
+        progress("load", next(count), 3 + len(splits))
+        yield _GENAI_SINGLE, GenaiSingle(graph.parent, options.precision, options.threads)
+        progress("load", next(count), 3 + len(splits))
+        yield _GENAI_BATCH, GenaiBatch(graph.parent, options.precision, options.threads, most, positions)
+    budget = manifest.kv_bytes_per_token * positions
+    for kv, stages in splits:
+        progress("load", next(count), 3 + len(splits))
+        chosen = StageOptions(resolve("cpu"), kv, options.precision, budget, options.threads)
+        pipeline = stack.enter_context(open_pipeline(store, manifest, even_cuts(manifest, stages), chosen))
+        yield f"{stages} stage{'s' if stages > 1 else ''}, {kv}", _Stages(pipeline)
+    progress("load", 3 + len(splits), 3 + len(splits))
 
 
-def _measure_one(contender: Contender, manifest: Manifest, count: int, options: BenchOptions) -> float:
+def _measure_one(contender: Contender, vocabulary: int, count: int, options: BenchOptions) -> float:
     """Decode tokens/s of all sequences together."""
     generator = np.random.default_rng(count)
-    prompts = [generator.integers(100, 1000, options.prompt_tokens, dtype=np.int64) for _ in range(count)]
+    prompts = [generator.integers(vocabulary, size=options.prompt_tokens, dtype=np.int64) for _ in range(count)]
     steps = max(LEAST_STEPS, options.decode_tokens // count)
     contender.start(prompts, WARM_STEPS + steps)
     try:

@@ -164,7 +164,7 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
             str(row["layers"]),
             size(row["size_bytes"]),
             str(row["context_tokens"]),
-            row["kv_backends"][0],
+            ", ".join(row["kv_backends"]) or "none",
             row["source"],
         )
         for row in rows

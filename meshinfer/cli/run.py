@@ -77,9 +77,9 @@ def command(
         with spinner(f"compiling {plural(stages, 'stage')}"):
             answer = stack.enter_context(chat.answer(messages, sampling, max_tokens, raw=raw))
         ready = time.monotonic()
-        first = 0.0
+        first = ready
         for piece in answer:
-            first = first or time.monotonic()
+            first = time.monotonic() if first == ready else first
             click.echo(piece, nl=False)
         click.echo()
         ended = time.monotonic()

@@ -8,11 +8,8 @@ from openvino import opset13 as ops
 from meshinfer.engine.devices import converting, core
 from meshinfer.shards.compose import compose
 from meshinfer.shards.manifest import Manifest, ShardSpec
-from meshinfer.shards.ports import HIDDEN, parameter
+from meshinfer.shards.ports import HIDDEN, ROWS, parameter
 from meshinfer.shards.store import Store
-
-ROWS = "rows"
-"""Input of a tail stage: which positions of the step the head is applied to, [rows] i64."""
 
 
 def assemble(store: Store, manifest: Manifest, start: int, stop: int, *, position_axis: int) -> ov.Model:
@@ -31,7 +28,7 @@ def assemble(store: Store, manifest: Manifest, start: int, stop: int, *, positio
 def _read(store: Store, spec: ShardSpec) -> ov.Model:
     store.check(spec.graph)
     store.check(spec.weights)
-    with converting("model", f"reading shard {spec.index}"):
+    with converting("OpenVINO", f"reading shard {spec.index}"):
         return core().read_model(store.path(spec.graph), store.path(spec.weights))
 
 
@@ -39,7 +36,10 @@ def _select_rows(head: ov.Model, position_axis: int) -> None:
     (hidden,) = [p for p in head.get_parameters() if HIDDEN in p.output(0).get_names()]
     readers = list(hidden.output(0).get_target_inputs())
     rows = parameter(ROWS, ov.Type.i64, ov.PartialShape([-1]))
-    picked = ops.gather(hidden, rows, ops.constant(position_axis))
+    axis = ops.constant(position_axis)
+    picked = ops.gather(hidden, rows, axis)
+    axis.set_friendly_name(f"{ROWS}/axis")  # names that no other op has: composing takes ops with one name for one op
+    picked.set_friendly_name(f"{ROWS}/picked")
     for reader in readers:
         reader.replace_source_output(picked.output(0))
     head.add_parameters([rows])

@@ -9,16 +9,18 @@ from meshinfer.types import SequenceId
 
 
 class BlockPool:
-    """Blocks 0..count-1, handed out lowest first and taken back when a sequence shrinks or ends."""
+    """Blocks 0..count-1; the ones that sequences gave back are handed out before new ones."""
 
     def __init__(self, count: int, block_tokens: int) -> None:
         self.count, self.block_tokens = count, block_tokens
-        self._free = list(range(count - 1, -1, -1))
+        self._returned: list[int] = []
+        self._fresh = 0
+        """The lowest block that nobody ever had: `count` may be far more than a list could hold."""
         self._tables: dict[SequenceId, list[int]] = {}
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return self.count - self._fresh + len(self._returned)
 
     def needed(self, tokens: int) -> int:
         """Blocks that hold `tokens` positions."""
@@ -35,20 +37,19 @@ class BlockPool:
         """
         table = self._tables.get(sequence, [])
         missing = self.needed(tokens) - len(table)
-        if missing > len(self._free):
+        if missing > self.free:
             raise self._too_few(missing)
         for _ in range(missing):
-            table.append(self._free.pop())
-        while missing < 0:
-            self._free.append(table.pop())
-            missing += 1
+            table.append(self._take())
+        for _ in range(-missing):
+            self._returned.append(table.pop())
         self._tables[sequence] = table
         return tuple(table)
 
     def resize_all(self, lengths: Mapping[SequenceId, int]) -> dict[SequenceId, tuple[int, ...]]:
         """`resize` several sequences, or none of them: what some give back the others may have."""
         missing = {sequence: self.needed(tokens) - len(self.table(sequence)) for sequence, tokens in lengths.items()}
-        if sum(missing.values()) > len(self._free):
+        if sum(missing.values()) > self.free:
             raise self._too_few(sum(missing.values()))
         return {
             sequence: self.resize(sequence, lengths[sequence]) for sequence in sorted(missing, key=missing.__getitem__)
@@ -56,9 +57,15 @@ class BlockPool:
 
     def release(self, sequence: SequenceId) -> None:
         """Take back all blocks of a sequence; unknown ones are ignored."""
-        self._free.extend(reversed(self._tables.pop(sequence, [])))
+        self._returned.extend(reversed(self._tables.pop(sequence, [])))
+
+    def _take(self) -> int:
+        if self._returned:
+            return self._returned.pop()
+        self._fresh += 1
+        return self._fresh - 1
 
     def _too_few(self, missing: int) -> KvBudgetError:
         return KvBudgetError(
-            f"{missing} more KV blocks of {self.block_tokens} tokens needed, {len(self._free)} of {self.count} free"
+            f"{missing} more KV blocks of {self.block_tokens} tokens needed, {self.free} of {self.count} free"
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import psutil
 
-from meshinfer.errors import DeviceError
+from meshinfer.errors import DeviceError, telling_line
 from meshinfer.types import Precision
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def core() -> ov.Core:
         import openvino
     except (ImportError, OSError) as error:
         remedy = "install the Visual C++ redistributable" if os.name == "nt" else "install meshinfer again"
-        raise DeviceError(f"OpenVINO does not load: {_last_line(error)} ({remedy})") from error
+        raise DeviceError(f"OpenVINO does not load: {telling_line(error)} ({remedy})") from error
     return openvino.Core()
 
 
@@ -132,7 +131,7 @@ def converting(device: str, doing: str) -> Iterator[None]:
     except MemoryError as error:
         raise DeviceError(f"{device}: {doing} failed: not enough memory") from error
     except RuntimeError as error:
-        why = "not enough memory" if "bad_alloc" in str(error) else _last_line(error)
+        why = "not enough memory" if "bad_alloc" in str(error) else telling_line(error)
         raise DeviceError(f"{device}: {doing} failed: {why}") from error
 
 
@@ -188,7 +187,7 @@ def _supported(device: str) -> frozenset[str]:
         return frozenset(core().get_property(device, "SUPPORTED_PROPERTIES"))
     except RuntimeError as error:
         kind = next((kind for kind in KINDS if device.split(".")[0].upper() == kind), None)
-        why = str(_absence(kind, _last_line(error))) if kind else f"no device '{device}'"
+        why = str(_absence(kind, telling_line(error))) if kind else f"no device '{device}'"
         raise DeviceError(why) from error
 
 
@@ -198,7 +197,7 @@ def _complaint(kind: DeviceKind) -> str:
         core().get_property(kind, "AVAILABLE_DEVICES")
         core().get_property(kind, "FULL_DEVICE_NAME")
     except RuntimeError as error:
-        return _last_line(error)
+        return telling_line(error)
     return ""
 
 
@@ -216,10 +215,3 @@ def _absence(kind: DeviceKind, complaint: str) -> Absence:
         remedy = driver if windows else f"{driver} (it makes /dev/accel/accel0)"
         return Absence(kind, "no NPU driver answers", f"{remedy}, if this machine has an NPU")
     return Absence(kind, complaint or "OpenVINO lists none", "install meshinfer again")
-
-
-def _last_line(error: BaseException) -> str:
-    """The line of an OpenVINO message that says something: the last that is not a place in its source."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    telling = [line for line in lines if line and not re.match(r"(Exception from|Check '.*' failed at) ", line)]
-    return telling[-1] if telling else (lines[0] if lines else type(error).__name__)

@@ -14,20 +14,16 @@ import openvino as ov
 from meshinfer.engine.devices import Device, converting, core
 from meshinfer.engine.inference import Array, Inference
 from meshinfer.engine.step import Lengths, Rows, Step
-from meshinfer.errors import KvBudgetError, MeshinferError
-from meshinfer.shards.ports import HIDDEN
+from meshinfer.errors import KvBudgetError, PagedUnsupportedError, telling_line
+from meshinfer.shards.ports import HIDDEN, ROWS
 from meshinfer.types import SequenceId
 
 _EMBEDS = "inputs_embeds"
 """What the pass insists on calling hidden states that come in."""
 
 _BLOCKS = ("subsequence_begins", "block_indices", "block_indices_begins", "past_lens", "max_context_len")
-_INPUTS = frozenset({"input_ids", _EMBEDS, "position_ids", "rows", *_BLOCKS})
+_INPUTS = frozenset({"input_ids", _EMBEDS, "position_ids", ROWS, *_BLOCKS})
 """What a paged stage is fed, besides its caches; the pass adds other inputs for state that is not attention KV."""
-
-
-class PagedUnsupportedError(MeshinferError):
-    """A stage that OpenVINO's pass cannot turn into paged attention; the stateful back end can run it."""
 
 
 def to_paged(model: ov.Model) -> ov.Model:
@@ -51,7 +47,7 @@ def to_paged(model: ov.Model) -> ov.Model:
             parameter.set_partial_shape(ov.PartialShape([ov.Dimension(-1), width]))
         model.validate_nodes_and_infer_types()
     except RuntimeError as error:
-        raise PagedUnsupportedError(f"no paged attention for this model: {str(error).splitlines()[-1]}") from error
+        raise PagedUnsupportedError(f"no paged attention for this model: {telling_line(error)}") from error
     if model.get_sinks() or any(not _is_fed(parameter.output(0)) for parameter in model.get_parameters()):
         raise PagedUnsupportedError("this model has state that is not attention KV, paged attention cannot keep it")
     return model
@@ -72,7 +68,7 @@ class PagedStage:
         with converting(device.name, f"reserving {self.kv_blocks * self.block_bytes / 1e6:.0f} MB of KV cache"):
             for port in caches:
                 self._inference.request.set_tensor(port, _allocate(port, self.kv_blocks, device))
-        self._lengths = Lengths({})
+        self._lengths = Lengths()
 
     def forward(self, step: Step) -> tuple[Rows, ...]:
         """See `Stage.forward`."""
@@ -86,7 +82,7 @@ class PagedStage:
             "block_indices": np.array([block for table in blocks for block in table], np.int32),
             "block_indices_begins": _begins([len(table) for table in blocks]),
             "max_context_len": np.array(max(entry.end for entry in entries), np.int32),
-            "rows": step.rows,
+            ROWS: step.rows,
         }
         if step.tokens is not None:
             values["input_ids"] = step.tokens
@@ -98,7 +94,7 @@ class PagedStage:
 
     def release(self, sequence: SequenceId) -> None:
         """See `Stage.release`; the blocks themselves belong to whoever handed them out."""
-        self._lengths.held.pop(sequence, None)
+        self._lengths.forget(sequence)
 
     def close(self) -> None:
         """Give the cache and the compiled model back."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from meshinfer.engine.blocks import BlockPool
 from meshinfer.engine.stage import StageOptions, open_stage
 from meshinfer.engine.step import Entry, Rows, Stage, Step, Tokens
-from meshinfer.errors import InputError, KvBudgetError
+from meshinfer.errors import InputError, KvBudgetError, StepError
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.store import Store
 from meshinfer.types import SequenceId
@@ -35,8 +35,10 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self.stages = tuple(stages)
-        block_tokens = max(stage.block_tokens for stage in stages)
-        self.pool = BlockPool(min(stage.kv_blocks for stage in stages), block_tokens)
+        sizes = {stage.block_tokens for stage in stages if stage.block_bytes} or {stages[0].block_tokens}
+        if len(sizes) > 1:
+            raise StepError(f"stages with KV blocks of different sizes ({sizes} tokens) cannot share block tables")
+        self.pool = BlockPool(min(stage.kv_blocks for stage in stages), sizes.pop())
 
     @property
     def rewinds(self) -> bool:
@@ -55,7 +57,8 @@ class Pipeline:
     def forward(self, entries: Sequence[Entry], tokens: Tokens) -> Rows:
         """Run entries through all stages and return the logits of their rows, [rows, vocabulary] f32.
 
-        `tokens`: [total] i64. Block tables are filled in here. Raises KvBudgetError with nothing run.
+        `tokens`: [total] i64. Block tables are filled in here. Raises KvBudgetError with nothing run, StepError,
+        DeviceError.
         """
         tables = self.pool.resize_all({entry.sequence: entry.end for entry in entries})
         placed = tuple(dataclasses.replace(entry, blocks=tables[entry.sequence]) for entry in entries)
@@ -90,12 +93,17 @@ def open_pipeline(
         share = options.kv_budget_bytes * part // (manifest.kv_bytes_per_token or 1)
         return open_stage(store, manifest, *cut, dataclasses.replace(options, kv_budget_bytes=share))
 
-    pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="open-stage")
-    opening = [pool.submit(open_one, cut) for cut in cuts]
+    opening: list[Future[Stage]] = []
     try:
-        yield Pipeline([stage.result() for stage in opening])
+        with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="open-stage") as pool:
+            opening += [pool.submit(open_one, cut) for cut in cuts]
+            try:
+                stages = [stage.result() for stage in opening]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        yield Pipeline(stages)
     finally:
-        pool.shutdown(cancel_futures=True)
         for stage in opening:
             if not stage.cancelled() and stage.exception() is None:
                 stage.result().close()

@@ -14,6 +14,7 @@ from meshinfer.engine.paged import PagedStage, to_paged
 from meshinfer.engine.stateful import StatefulStage
 from meshinfer.engine.stateless import StatelessStage
 from meshinfer.engine.step import Stage
+from meshinfer.errors import DeviceError
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.store import Store
 from meshinfer.types import KvBackend, Precision
@@ -23,25 +24,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """How to run a stage. `kv_budget_bytes` is what its KV cache may take."""
+    """How to run a stage. `kv_budget_bytes` is what its KV cache may take; `mask_rewinds`: see `engine.stateful`."""
 
     device: Device
     kv: KvBackend = "paged"
     precision: Precision = "fast"
     kv_budget_bytes: int = 256 << 20
     threads: int | None = None
+    mask_rewinds: bool = False
 
 
 def open_stage(store: Store, manifest: Manifest, start: int, stop: int, options: StageOptions) -> Stage:
     """Compile shards [start, stop) of a model into a stage.
 
-    A budget too small for one KV block gives a stage without blocks, whose size says what one takes. Raises
-    RangeError, DeviceError, PagedUnsupportedError, InputError for missing files.
+    A budget too small for one KV block gives a stage without blocks, whose `block_bytes` says what one takes. Raises
+    RangeError, DeviceError, PagedUnsupportedError, CutError, CorruptFileError, InputError for missing files.
     """
     specs = manifest.range(start, stop)
     device = options.device
     stateless = not any(spec.kv_bytes_per_token or spec.fixed_state_bytes for spec in specs)
     paged = options.kv == "paged" and not stateless
+    if not device.paged and not stateless:
+        raise DeviceError(f"{device.name} has no KV cache that meshinfer can use yet: take another device")
     model = assemble(store, manifest, start, stop, position_axis=0 if paged else 1)
     if paged:
         to_paged(model)
@@ -53,10 +57,10 @@ def open_stage(store: Store, manifest: Manifest, start: int, stop: int, options:
     return StatefulStage(
         compiled,
         device.name,
-        options.precision,
         options.kv_budget_bytes,
         sum(spec.kv_bytes_per_token for spec in specs),
         rewinds=not any(spec.fixed_state_bytes for spec in specs),
+        mask_rewinds=options.mask_rewinds and options.precision == "fast",
     )
 
 

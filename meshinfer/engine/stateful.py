@@ -1,8 +1,9 @@
 """The stateful back end: OpenVINO keeps each sequence's KV cache inside an infer request of its own.
 
-Rejected positions are not cut out of the state at once. In fast mode they are masked out through
-`attention_mask` and cut when many have gathered (arXiv 2608.19147, section on mask-based rewind);
-in exact mode they are cut right away, because a masked position still changes the order of sums.
+Rejected positions are cut out of the state. Where `mask_rewinds` is asked for they are masked out through
+`attention_mask` instead, and cut when many have gathered (arXiv 2608.19147, section on mask-based rewind). That is
+for models whose attention looks at positions and mask only: a sliding window that counts slots of the cache counts
+masked ones too. It is never exact, because a masked position still changes the order of sums.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import openvino as ov
 
 from meshinfer.engine.devices import converting
 from meshinfer.engine.inference import Array, Inference
-from meshinfer.engine.step import UNLIMITED_BLOCKS, Entry, Lengths, Rows, Step, StepError
-from meshinfer.shards.ports import boundary_name
-from meshinfer.types import Precision, SequenceId
+from meshinfer.engine.step import UNLIMITED_BLOCKS, Entry, Lengths, Rows, Step, join
+from meshinfer.errors import StepError
+from meshinfer.shards.ports import ROWS, boundary_name
+from meshinfer.types import SequenceId
 
 BLOCK_TOKENS = 32
 """A request's state grows freely; budgets are still counted in blocks, as in the paged back end."""
@@ -46,34 +48,33 @@ class StatefulStage:
         self,
         compiled: ov.CompiledModel,
         device: str,
-        precision: Precision,
         budget_bytes: int,
         kv_bytes_per_token: int,
         rewinds: bool,
+        mask_rewinds: bool,
     ) -> None:
-        self._compiled, self._device, self._precision = compiled, device, precision
+        self._compiled, self._device = compiled, device
         self.block_bytes = kv_bytes_per_token * self.block_tokens
         self.kv_blocks = budget_bytes // self.block_bytes if self.block_bytes else UNLIMITED_BLOCKS
         self.rewinds = rewinds
-        self._lengths = Lengths({}, rewinds)
+        self._lengths = Lengths(rewinds)
         self._caches: dict[SequenceId, _Cache] = {}
         self._spare: list[Inference] = []
-        self._masks = any("attention_mask" in port.get_names() for port in compiled.inputs)
+        self._masks = mask_rewinds and any("attention_mask" in port.get_names() for port in compiled.inputs)
 
     def forward(self, step: Step) -> tuple[Rows, ...]:
         """See `Stage.forward`: one inference per entry, for want of a batch dimension with different lengths."""
         self._lengths.check(step.entries)
-        parts: list[tuple[Rows, ...]] = []
-        first = 0
-        for entry in step.entries:
-            parts.append(self._run(entry, step, slice(first, first + entry.count), copy=len(step.entries) > 1))
-            first += entry.count
+        several = len(step.entries) > 1
+        parts = [
+            self._run(entry, step, span, copy=several) for entry, span in zip(step.entries, step.spans, strict=True)
+        ]
         self._lengths.advance(step.entries)
-        return parts[0] if len(parts) == 1 else tuple(np.concatenate(tensors) for tensors in zip(*parts, strict=True))
+        return join(parts)
 
     def release(self, sequence: SequenceId) -> None:
         """See `Stage.release`; the request is kept for the next sequence."""
-        self._lengths.held.pop(sequence, None)
+        self._lengths.forget(sequence)
         if cache := self._caches.pop(sequence, None):
             self._spare.append(cache.inference)
 
@@ -91,7 +92,7 @@ class StatefulStage:
             "attention_mask": valid.astype(np.int64)[None],
             "position_ids": np.arange(entry.start, entry.end, dtype=np.int64)[None],
             "beam_idx": np.zeros(1, np.int32),
-            "rows": np.asarray(entry.rows, np.int64),
+            ROWS: np.asarray(entry.rows, np.int64),
         }
         if step.tokens is not None:
             values["input_ids"] = step.tokens[rows][None]
@@ -119,7 +120,7 @@ class StatefulStage:
             return
         cache.valid[slots[start:]] = False
         junk = len(cache.valid) - start
-        if self._precision == "exact" or junk > MAX_JUNK or not self._masks:
+        if junk > MAX_JUNK or not self._masks:
             self._cut(cache)
 
     def _cut(self, cache: _Cache) -> None:

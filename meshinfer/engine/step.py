@@ -7,13 +7,14 @@ that a frame from the wire and an inference need no copy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from meshinfer.errors import MeshinferError
+from meshinfer.errors import StepError
 from meshinfer.types import SequenceId
 
 Tokens = npt.NDArray[np.int64]
@@ -22,10 +23,6 @@ Rows = npt.NDArray[np.float32]
 
 UNLIMITED_BLOCKS = 1 << 40
 """What a stage says it holds where its memory does not grow with the sequence."""
-
-
-class StepError(MeshinferError):
-    """A step that contradicts what the stage holds; a fault of the scheduler, not of the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +59,26 @@ class Step:
         return sum(entry.count for entry in self.entries)
 
     @property
+    def spans(self) -> list[slice]:
+        """Where the positions of each entry lie within the step."""
+        ends = accumulate(entry.count for entry in self.entries)
+        return [slice(end - entry.count, end) for entry, end in zip(self.entries, ends, strict=True)]
+
+    @property
     def rows(self) -> npt.NDArray[np.int64]:
         """The wanted rows as indices into the step's positions, [rows]."""
-        picked: list[int] = []
-        first = 0
-        for entry in self.entries:
-            picked.extend(first + row for row in entry.rows)
-            first += entry.count
-        return np.asarray(picked, np.int64)
+        pairs = zip(self.entries, self.spans, strict=True)
+        return np.asarray([span.start + row for entry, span in pairs for row in entry.rows], np.int64)
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
         """The position of every row within its sequence, [total]."""
         return np.concatenate([np.arange(entry.start, entry.end, dtype=np.int64) for entry in self.entries])
+
+
+def join(parts: Sequence[tuple[Rows, ...]]) -> tuple[Rows, ...]:
+    """The outputs of several inferences as those of one: every tensor's rows one after the other."""
+    return parts[0] if len(parts) == 1 else tuple(np.concatenate(tensors) for tensors in zip(*parts, strict=True))
 
 
 class Stage(Protocol):
@@ -100,7 +104,7 @@ class Stage(Protocol):
         """Run one step.
 
         Returns the boundary's tensors, each [total, width] f32, or for the tail one [rows, vocabulary]
-        f32 of logits. The arrays are valid until the next call. Raises StepError, DeviceError.
+        f32 of logits. The arrays are valid until the next call. Raises StepError, KvBudgetError, DeviceError.
         """
 
     def release(self, sequence: SequenceId) -> None:
@@ -114,8 +118,8 @@ class Stage(Protocol):
 class Lengths:
     """How many positions of each sequence a stage holds, and the rules for adding to them."""
 
-    held: dict[SequenceId, int]
     rewinds: bool = True
+    held: dict[SequenceId, int] = field(default_factory=dict)
 
     def check(self, entries: Sequence[Entry]) -> None:
         """Raise StepError unless every entry continues its sequence, or rewinds it where that is possible."""
@@ -137,3 +141,7 @@ class Lengths:
     def advance(self, entries: Sequence[Entry]) -> None:
         """Note that the entries have run."""
         self.held.update((entry.sequence, entry.end) for entry in entries)
+
+    def forget(self, sequence: SequenceId) -> None:
+        """Note that a sequence is gone; unknown ones are ignored."""
+        self.held.pop(sequence, None)

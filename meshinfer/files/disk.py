@@ -30,7 +30,7 @@ def converted(folder: Path, needed_bytes: int = 0) -> Iterator[None]:
         if error.errno in _FULL:
             raise NoSpaceError(str(folder), needed_bytes, free_bytes(folder)) from error
         where = error.filename or folder
-        raise InputError(f"cannot write {where}: {error.strerror or error}") from error
+        raise InputError(f"cannot read or write {where}: {error.strerror or error}") from error
 
 
 def free_bytes(folder: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""`progress(phase, done, total)`: phase is "download", "hash" or "convert"; bytes; a total of 0 is unknown."""
+"""`progress(phase, done, total)`: of "download" and "hash" in bytes, of others in steps; a total of 0 is unknown."""
 
 
 def silent(phase: str, done: int, total: int) -> None:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from filelock import FileLock, Timeout
 
@@ -15,8 +15,8 @@ from meshinfer.config import Folders
 from meshinfer.errors import InputError
 from meshinfer.files import disk
 
-WorkKind = Literal["source", "adding"]
-"""What a folder is for: making an IR from a source, or adding a model to the store."""
+WorkKind = Literal["source", "adding", "tokenizer"]
+"""What a folder is for: making an IR from a source, adding a model to the store, unpacking a tokenizer."""
 
 LOCK_TIMEOUT_S = 120.0
 
@@ -53,7 +53,7 @@ def living(folders: Folders, kind: WorkKind) -> list[Path]:
 def sweep(folders: Folders) -> None:
     """Delete the folders that killed processes left: nobody holds their lock."""
     with _all_held(folders):
-        for path in (*living(folders, "source"), *living(folders, "adding")):
+        for path in [path for kind in get_args(WorkKind) for path in living(folders, kind)]:
             lock = _lock_of(folders, path)
             try:
                 lock.acquire(timeout=0)

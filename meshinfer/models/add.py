@@ -19,14 +19,17 @@ from meshinfer.shards.write import write_shards
 from meshinfer.sources.aliases import ALIASES
 from meshinfer.sources.convert import prepare
 from meshinfer.sources.folder import ModelFolder
-from meshinfer.sources.source import IR_GRAPH, IR_WEIGHTS, decide, look
+from meshinfer.sources.source import IR_GRAPH, IR_WEIGHTS, HubSource, Source, decide, look
+from meshinfer.text.template import ChatTemplate
+from meshinfer.text.tokenizer import load_tokenizer
 
 _SPARE_BYTES = 64 << 20
 
 
-def default_name(source: str) -> str:
+def default_name(source: str, found: Source) -> str:
     """What a model is called where the user gives no name: the last part of its source, in the store's letters."""
-    last = re.split(r"[/\\]", source.partition("@")[0].rstrip("/\\"))[-1].lower().removesuffix(".gguf")
+    path = found.repo if isinstance(found, HubSource) else source
+    last = re.split(r"[/\\]", path.rstrip("/\\"))[-1].lower().removesuffix(".gguf")
     return model_name(re.sub(r"[^a-z0-9._-]+", "-", last).strip("-._")[:64] or "model")
 
 
@@ -44,8 +47,8 @@ def add_model(
     Raises InputError and its kinds, VerificationError; nothing is left half-written.
     """
     seen = look(source)
-    decide(source, seen, ALIASES)  # a source that cannot be one is refused before anything is written
-    chosen = default_name(source) if name is None else model_name(name)
+    found = decide(source, seen, ALIASES)  # a source that cannot be one is refused before anything is written
+    chosen = default_name(source, found) if name is None else model_name(name)
     canonical = source if seen.kind == "nothing" else str(seen.path)
     with store.adding(chosen, on_wait) as work:
         if chosen in store.names():
@@ -57,13 +60,18 @@ def add_model(
                 f"remove it (meshinfer model rm {chosen}) or give this one another --name"
             )
         with prepare(canonical, store.folders, bits=bits, progress=progress) as model:
-            manifest = build(store, model, chosen, bits, work, progress)
+            manifest = build(store, model, chosen, work, progress)
         store.save(manifest)
         return manifest
 
 
-def build(store: Store, model: ModelFolder, name: str, bits: int | None, work: Path, progress: Progress) -> Manifest:
-    """Cut and verify a prepared model; call inside `store.adding`. Raises CutError, VerificationError, NoSpaceError."""
+def build(store: Store, model: ModelFolder, name: str, work: Path, progress: Progress) -> Manifest:
+    """Cut and verify a prepared model; call inside `store.adding`.
+
+    Raises SourceError for a tokenizer or template that cannot be used, CutError, VerificationError, NoSpaceError.
+    """
+    tokenizer = load_tokenizer({path.name: path for path in model.tokenizer_files}, store.folders)
+    ChatTemplate(model.chat_template, tokenizer.special_tokens)
     weights = (model.folder / IR_WEIGHTS).stat().st_size
     require_space(store.folders.blobs, 2 * weights + _SPARE_BYTES)
     shards = write_shards(store, model.folder / IR_GRAPH, work, progress)
@@ -78,7 +86,7 @@ def build(store: Store, model: ModelFolder, name: str, bits: int | None, work: P
         chat_template=model.chat_template,
         generation=model.generation,
         verification=(),
-        bits=bits,
+        bits=model.bits,
         versions={"meshinfer": __version__, "openvino": version("openvino")},
     )
     return dataclasses.replace(manifest, verification=verify_new(store, manifest, model.folder / IR_GRAPH, progress))

@@ -91,7 +91,7 @@ class Chat:
         manifest, options = self._manifest, self._options
         prompt = self.encode(messages, raw=raw)
         room = answer_room(len(prompt), manifest.context_tokens, max_tokens)
-        kv = options.kv or usable_backend(manifest)
+        kv = usable_backend(manifest, options.kv)
         device = resolve(options.device)
         positions = len(prompt) + room + 2 * device.kv_block_tokens
         budget = options.kv_budget_bytes or manifest.kv_bytes_per_token * positions

@@ -7,26 +7,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from meshinfer.engine.pipeline import even_cuts
-from meshinfer.errors import VerificationError
+from meshinfer.errors import InputError, VerificationError
 from meshinfer.files.progress import Progress, silent
 from meshinfer.models.verify import compare, reference
 from meshinfer.shards.manifest import Manifest, Verification
 from meshinfer.shards.store import Store
+from meshinfer.sources.aliases import ALIASES
 from meshinfer.sources.convert import prepare
-from meshinfer.sources.source import IR_GRAPH
+from meshinfer.sources.source import IR_GRAPH, HubSource, decide, look
 from meshinfer.types import KvBackend
 
 
 def usable_backend(manifest: Manifest, wanted: KvBackend | None = None) -> KvBackend:
-    """The KV back end to use. Raises VerificationError where the one wanted does not reproduce the model."""
+    """The KV back end to use. Raises InputError where the one wanted does not reproduce the model."""
     usable = manifest.kv_backends
-    if wanted is None:
-        return usable[0]
-    if wanted not in usable:
-        raise VerificationError(
-            f"the {wanted} back end does not reproduce {manifest.name}; it runs with: {', '.join(usable)}"
+    if not usable:
+        raise InputError(f"{manifest.name} was never verified: remove it and add it again")
+    if wanted is not None and wanted not in usable:
+        raise InputError(
+            f"{manifest.name} does not run with {wanted} KV, which computes something else; use {usable[0]}"
         )
-    return wanted
+    return wanted or usable[0]
 
 
 def check_files(store: Store, manifest: Manifest, progress: Progress = silent) -> None:
@@ -45,13 +46,19 @@ def unsplit_graph(store: Store, manifest: Manifest, progress: Progress = silent)
 
     Raises SourceError where the source is gone, VerificationError where it is another model by now.
     """
-    with prepare(manifest.source, store.folders, bits=manifest.bits, progress=progress) as model:
+    with prepare(_pinned(manifest), store.folders, bits=manifest.bits, progress=progress) as model:
         if model.revision != manifest.revision:
             raise VerificationError(
                 f"{manifest.source} has changed since {manifest.name} was added: "
                 f"revision {manifest.revision[:12]} then, {model.revision[:12]} now"
             )
         yield model.folder / IR_GRAPH
+
+
+def _pinned(manifest: Manifest) -> str:
+    """The source of a model, at the commit it had where it is a repository."""
+    found = decide(manifest.source, look(manifest.source), ALIASES)
+    return f"{found.repo}@{manifest.revision}" if isinstance(found, HubSource) else manifest.source
 
 
 def verify_model(

@@ -11,7 +11,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from meshinfer.errors import CutError
+from meshinfer.errors import CutError, telling_line
 from meshinfer.shards.graph import Tensor
 
 Dims = dict[Tensor, tuple[tuple[int, ...], ...]]
@@ -62,7 +62,7 @@ def _infer(model: ov.Model, batch: int, sequence: int, past: int) -> dict[Tensor
     try:
         probe.reshape(shapes)
     except RuntimeError as error:
-        raise CutError(f"the shapes in this model contradict each other: {str(error).splitlines()[-1]}") from error
+        raise CutError(f"the shapes in this model contradict each other: {telling_line(error)}") from error
     return {
         (position, port): tuple(output.get_shape())
         for position, node in enumerate(nodes)

@@ -114,9 +114,11 @@ class Manifest:
         return tuple(ref for shard in self.shards for ref in (shard.graph, shard.weights)) + self.tokenizer
 
     def fingerprint(self) -> Sha256:
-        """SHA-256 of the canonical JSON without the name."""
+        """SHA-256 of the canonical JSON of what defines the model: not of its name here, where it came from, when and
+        how it was checked."""
         data = asdict(self)
-        del data["name"]
+        for about in ("name", "source", "revision", "verification", "versions", "bits"):
+            del data[about]
         canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return Sha256(hashlib.sha256(canonical.encode()).hexdigest())
 

@@ -9,6 +9,9 @@ from meshinfer.shards.graph import Graph, Op
 
 HIDDEN = "hidden_states"
 
+ROWS = "rows"
+"""Input of a tail stage: which positions of the step the head is applied to, [rows] i64."""
+
 
 def boundary_name(index: int) -> str:
     """Name of the tensor at `index` of a boundary's list."""

@@ -70,9 +70,11 @@ def own_state(shard: ov.Model, name: str) -> ov.Model:
             read.set_friendly_name(f"{node.get_friendly_name()}/{name}")
             for target in node.output(0).get_target_inputs():
                 target.replace_source_output(read.output(0))
-    writes = [
-        ops.assign(sink.input_value(0).get_node(), f"{sink.get_variable_id()}/{name}") for sink in copy.get_sinks()
-    ]
+    writes = []
+    for sink in copy.get_sinks():
+        write = ops.assign(sink.input_value(0).get_node(), f"{sink.get_variable_id()}/{name}")
+        write.set_friendly_name(f"{sink.get_friendly_name()}/{name}")
+        writes.append(write)
     return ov.Model(copy.get_results(), writes, copy.get_parameters(), shard.get_friendly_name())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import openvino as ov
 
-from meshinfer.errors import SourceError
+from meshinfer.errors import SourceError, telling_line
 from meshinfer.files.disk import converted
 from meshinfer.files.progress import Progress
 from meshinfer.shards.cut import Cutter
@@ -26,7 +26,7 @@ def write_shards(store: Store, graph: Path, work: Path, progress: Progress) -> t
     try:
         model = ov.Core().read_model(graph)
     except RuntimeError as error:
-        raise SourceError(f"OpenVINO cannot read {graph}: {str(error).splitlines()[-1]}") from error
+        raise SourceError(f"OpenVINO cannot read {graph}: {telling_line(error)}") from error
     inject_reorder(model)
     cutter = Cutter(model)
     specs = []
@@ -44,7 +44,7 @@ def _write(store: Store, cutter: Cutter, index: int, work: Path) -> ShardSpec:
             try:
                 ov.serialize(model, xml, weights)
             except RuntimeError as error:
-                raise SourceError(f"cannot write shard {index} to {work}: {str(error).splitlines()[-1]}") from error
+                raise SourceError(f"cannot write shard {index} to {work}: {telling_line(error)}") from error
         inputs = [_tensor(p.output(0), p.output(0).get_any_name()) for p in model.get_parameters()]
         outputs = [_tensor(r.output(0), r.output(0).get_any_name()) for r in model.get_results()]
         per_token, fixed = _state_bytes(model)

@@ -34,9 +34,9 @@ def _restore_zero_points(gguf: Path) -> None:
     from meshinfer.sources.zero_points import restore_zero_points
 
     graph, exact = gguf.with_name(IR_GRAPH), gguf.with_name("exact.xml")
-    print(restore_zero_points(gguf, graph, exact), "matrices with exact zero points")
-    exact.replace(graph)
-    exact.with_suffix(".bin").replace(gguf.with_name(IR_WEIGHTS))
+    if restore_zero_points(gguf, graph, exact):
+        exact.replace(graph)
+        exact.with_suffix(".bin").replace(gguf.with_name(IR_WEIGHTS))
 
 
 def export_checkpoint(checkpoint: Path, output: Path, bits: int) -> None:

@@ -25,7 +25,7 @@ from meshinfer.sources import folder as facts
 from meshinfer.sources import gguf, hub
 from meshinfer.sources.aliases import ALIASES, fetch_alias
 from meshinfer.sources.folder import ModelFolder
-from meshinfer.sources.gguf_tokenizer import check_tokenizer, write_tokenizer
+from meshinfer.sources.gguf_tokenizer import build_tokenizer, write_tokenizer
 from meshinfer.sources.ir import check_ir
 from meshinfer.sources.source import (
     CONFIG,
@@ -82,25 +82,21 @@ class _Job:
     bits: int | None
     progress: Progress
 
-    @property
-    def label(self) -> str:
-        return _LABELS[self.bits or DEFAULT_BITS]
-
 
 @contextmanager
 def _from_gguf(job: _Job, path: Path) -> Iterator[ModelFolder]:
     header = gguf.read_file(path)
     gguf.check_supported(header, path.name)
-    check_tokenizer(header, path.name)
+    tokenizer = build_tokenizer(header, path.name)
     _check_bits(job, header.precision)
     with work_folder(job.folders) as work:
-        disk.require_space(work, header.converted_bytes + _SPARE_BYTES)
+        disk.require_space(work, 2 * header.converted_bytes + _SPARE_BYTES)  # as the reader makes it, and mended
         _place(path, work / "model.gguf", job.folders)
         job.progress("convert", 0, 0)
         _run_child(["gguf", str(work / "model.gguf")], work, path.name)
         job.progress("convert", 1, 1)
         check_ir(work)
-        write_tokenizer(header, work)
+        write_tokenizer(tokenizer, header, work)
         yield ModelFolder(
             folder=work,
             source=job.source,
@@ -126,19 +122,22 @@ def _from_checkpoint(job: _Job, folder: Path, commit: str | None) -> Iterator[Mo
     facts.check_config(facts.read_json(folder / CONFIG), str(folder))
     facts.check_tokenizer_source(folder)
     _demand_export()
+    bits = job.bits or DEFAULT_BITS
     weights = sorted(path for path in folder.iterdir() if is_weights(path.name))
     with work_folder(job.folders) as work:
         size = sum(path.stat().st_size for path in weights)
-        disk.require_space(work, export_bytes(size, job.bits or DEFAULT_BITS))
+        disk.require_space(work, export_bytes(size, bits))
         output = work / "ir"
         job.progress("convert", 0, 0)
-        _run_child(["checkpoint", str(folder), str(output), str(job.bits or DEFAULT_BITS)], work, folder.name)
+        _run_child(["checkpoint", str(folder), str(output), str(bits)], work, folder.name)
         job.progress("convert", 1, 1)
         check_ir(output)
         revision = commit or sha256_files([folder / CONFIG, *weights], job.progress)
         tokenizer = folder if (folder / "tokenizer.json").is_file() else output
         yield replace(
-            _describe(job, output, folder, revision, job.label), tokenizer_files=facts.tokenizer_files(tokenizer)
+            _describe(job, output, folder, revision, _LABELS[bits]),
+            tokenizer_files=facts.tokenizer_files(tokenizer),
+            bits=bits,
         )
 
 

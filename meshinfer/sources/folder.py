@@ -18,6 +18,8 @@ OPENVINO_TOKENIZER = (
     "openvino_detokenizer.bin",
 )
 FAST_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+TOKENIZER_SOURCES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""Files of a checkpoint that a tokenizer can be made from: one of them has to be there."""
 
 # Where nothing says how long a context the model was trained for.
 DEFAULT_CONTEXT_TOKENS = 2048
@@ -43,6 +45,8 @@ class ModelFolder:
     """Has `eos_token_id` (a list, maybe empty) and the sampling defaults that the source gives."""
     chat_template: str | None
     tokenizer_files: tuple[Path, ...]
+    bits: int | None = None
+    """What the weights were exported to, None where the source had them already."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -123,9 +127,8 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 
 def check_tokenizer_source(folder: Path) -> None:
     """Refuse a checkpoint from which no tokenizer can be made. Raises SourceError."""
-    names = ("tokenizer.json", "tokenizer.model", "vocab.json")
-    if not any((folder / name).is_file() for name in names):
-        raise SourceError(f"{folder} has no tokenizer: it needs one of {', '.join(names)}")
+    if not any((folder / name).is_file() for name in TOKENIZER_SOURCES):
+        raise SourceError(f"{folder} has no tokenizer: it needs one of {', '.join(TOKENIZER_SOURCES)}")
 
 
 def _as_ids(value: Any) -> list[int]:

@@ -197,10 +197,10 @@ def check_supported(header: GgufHeader, name: str) -> None:
         raise unsupported(name, f"its architecture is '{arch}', the GGUF reader knows {', '.join(ARCHITECTURES)}")
     if data.get(f"{arch}.expert_count", 0):
         raise unsupported(name, f"it is a mixture of {data[f'{arch}.expert_count']} experts")
-    if int(data.get("split.count", 0)) > 1:
+    if data.get("split.count", 0) not in (0, 1):
         raise SourceError(f"{name} is one of {data['split.count']} parts: merge them with llama-gguf-split --merge")
     required = ("context_length", "block_count", "embedding_length", "attention.head_count")
-    missing = [key for key in required if not isinstance(data.get(f"{arch}.{key}"), int)]
+    missing = [key for key in required if not _is_positive(data.get(f"{arch}.{key}"))]
     if missing or not isinstance(data.get("general.file_type"), int):
         raise unsupported(name, f"its metadata lacks {missing[0] if missing else 'general.file_type'}")
     if data.get(f"{arch}.rope.scaling.type") == "linear":
@@ -209,6 +209,10 @@ def check_supported(header: GgufHeader, name: str) -> None:
         known = MATRIX_TYPES if len(tensor.shape) > 1 else VECTOR_TYPES
         if tensor.type_name not in known:
             raise unsupported(name, f"'{tensor.name}' has type {tensor.type_name}, not one of {', '.join(known)}")
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def unsupported(name: str, why: str) -> SourceError:

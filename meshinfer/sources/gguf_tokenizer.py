@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshinfer.errors import SourceError
 from meshinfer.sources.gguf import MERGES, TOKEN_TYPES, TOKENS, GgufHeader, unsupported
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -42,19 +43,25 @@ _SPLITS = {
 }
 
 
-def check_tokenizer(header: GgufHeader, name: str) -> None:
-    """Refuse a vocabulary that cannot be rebuilt exactly. Raises SourceError naming it."""
+def build_tokenizer(header: GgufHeader, name: str) -> Any:
+    """The file's `tokenizers.Tokenizer`. Raises SourceError naming what cannot be rebuilt exactly, or is damaged."""
     model, pre = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre")
     if model != "gpt2" or pre not in _SPLITS:
         raise unsupported(name, f"its tokenizer is '{model}/{pre}', known are gpt2 with {', '.join(_SPLITS)}")
     tokens, types = header.arrays.get(TOKENS, []), header.arrays.get(TOKEN_TYPES, [])
     if not tokens or len(types) != len(tokens) or MERGES not in header.arrays:
         raise unsupported(name, f"its vocabulary is incomplete: {len(tokens)} tokens, {len(types)} types")
+    if not all(isinstance(text, str) for text in (*tokens, *header.arrays[MERGES])):
+        raise SourceError(f"{name} is damaged: its vocabulary holds something else than text")
+    try:
+        return _tokenizer(header)
+    except Exception as error:  # the library raises bare Exception
+        raise SourceError(f"{name} is damaged: its tokenizer cannot be built: {error}") from error
 
 
-def write_tokenizer(header: GgufHeader, folder: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json` for a header that `check_tokenizer` let pass."""
-    _tokenizer(header).save(str(folder / "tokenizer.json"))
+def write_tokenizer(tokenizer: Any, header: GgufHeader, folder: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`: what `build_tokenizer` made of this header."""
+    tokenizer.save(str(folder / "tokenizer.json"))
     tokens = header.arrays[TOKENS]
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):

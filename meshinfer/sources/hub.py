@@ -6,7 +6,7 @@ Endpoint, token, proxies and offline mode are huggingface_hub's own (HF_ENDPOINT
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from meshinfer.errors import CorruptFileError, SourceError
 from meshinfer.files import disk
 from meshinfer.files.hashing import digest_file
 from meshinfer.files.progress import Progress
-from meshinfer.sources.folder import FAST_TOKENIZER, OPENVINO_TOKENIZER, check_config, read_json
+from meshinfer.sources.folder import FAST_TOKENIZER, OPENVINO_TOKENIZER, TOKENIZER_SOURCES, check_config, read_json
 from meshinfer.sources.resume import fetch_resumable
 from meshinfer.sources.source import CONFIG, IR_GRAPH, IR_WEIGHTS, is_checkpoint, is_weights
 
@@ -71,8 +71,10 @@ def choose(names: Iterable[str], repo: str) -> tuple[Literal["ir", "checkpoint"]
     names = set(names)
     if {IR_GRAPH, IR_WEIGHTS} <= names:
         tokenizer = FAST_TOKENIZER if FAST_TOKENIZER[0] in names else OPENVINO_TOKENIZER
+        _demand_tokenizer(names, (FAST_TOKENIZER[0], OPENVINO_TOKENIZER[0]), repo)
         return "ir", frozenset(names & {IR_GRAPH, IR_WEIGHTS, *_DESCRIPTIONS, *tokenizer})
     if is_checkpoint(names):
+        _demand_tokenizer(names, TOKENIZER_SOURCES, repo)
         weights = {name for name in names if is_weights(name)}
         safe = {name for name in weights if name.endswith(".safetensors")}
         chosen = safe or weights
@@ -88,6 +90,11 @@ def choose(names: Iterable[str], repo: str) -> tuple[Literal["ir", "checkpoint"]
             "and give its path"
         )
     raise SourceError(f"{repo} holds neither an OpenVINO IR ({IR_GRAPH}) nor a checkpoint ({CONFIG} and weights)")
+
+
+def _demand_tokenizer(names: Collection[str], wanted: Sequence[str], repo: str) -> None:
+    if not any(name in names for name in wanted):
+        raise SourceError(f"{repo} has no tokenizer: it needs one of {', '.join(wanted)}")
 
 
 def download(listing: RepoListing, folders: Folders, progress: Progress, endpoint: str | None = None) -> Path:
@@ -147,19 +154,20 @@ def _file(sibling: Any) -> RepoFile:
     return RepoFile(str(sibling.rfilename), int(sibling.size or 0), sha256, sibling.blob_id)
 
 
-def _wrong_hash(path: Path, file: RepoFile) -> tuple[str, str] | None:
-    """(expected, actual) where the file on disk is not the listed one; None where it is."""
+def _wrong_hash(path: Path, file: RepoFile) -> tuple[str, str, str] | None:
+    """(expected, actual, of what) where the file on disk is not the listed one; None where it is."""
+    kind = "sha256" if file.sha256 else "git sha1"
     if not path.is_file():
-        return file.sha256 or file.git_sha1 or "", "missing"
+        return file.sha256 or file.git_sha1 or "", "missing", kind
     size = path.stat().st_size
     if size != file.size_bytes:
-        return f"{file.size_bytes} bytes", f"{size} bytes"
+        return str(file.size_bytes), str(size), "size in bytes"
     expected = file.sha256 or file.git_sha1
     if expected is None:
         return None
     digest = hashlib.sha256() if file.sha256 else hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
     actual = digest_file(path, digest)
-    return None if actual == expected else (expected, actual)
+    return None if actual == expected else (expected, actual, kind)
 
 
 @contextmanager

@@ -109,7 +109,9 @@ def is_checkpoint(names: Iterable[str]) -> bool:
 
 
 def is_weights(name: str) -> bool:
-    """Whether this file holds weights as transformers names them."""
+    """Whether this file holds weights as transformers names them, in the root of a folder or repository."""
+    if "/" in name or "\\" in name:
+        return False
     if name.endswith(".safetensors"):
         return name.startswith("model")
     return name.startswith("pytorch_model") and name.endswith(".bin")

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import openvino as ov
 from openvino import opset13 as ops
 
+from meshinfer.errors import SourceError
 from meshinfer.sources.gguf import GgufHeader, TensorInfo, read_file
 
 Halves = npt.NDArray[np.float16]
@@ -27,6 +28,8 @@ Bytes = npt.NDArray[np.uint8]
 
 _Q4_1_BLOCK, _Q4_K_BLOCK = 20, 144
 _KINDS = {"Q4_1", "Q4_K"}
+_EMBEDDING = "token_embd.weight"
+"""The reader may keep it in another precision, with zero points of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +46,29 @@ class _Groups:
 
 
 def restore_zero_points(gguf: Path, graph: Path, output: Path) -> int:
-    """Write the IR at `graph` to `output` (.xml, and .bin beside it) with exact zero points; how many were mended."""
+    """Write the IR at `graph` to `output` (.xml, and .bin beside it) with exact zero points; how many were mended.
+
+    Nothing is written where there are none to mend. Raises SourceError where a matrix cannot be found in the IR.
+    """
     header = read_file(gguf)
     tensors = {_groups(gguf, header, tensor).key: tensor for tensor in _affine(header)}
     model = ov.Core().read_model(graph)
-    mended = 0
+    mended: set[str] = set()
     for subtract, scales in _rounded(model):
-        tensor = tensors.get(_key(scales))
+        tensor = tensors.get(key := _key(scales))
         if tensor is None:
-            continue
+            continue  # of a kind whose zero points the reader keeps as they are
         exact = _in_order(_groups(gguf, header, tensor), scales)
         constant = ops.constant(exact[:, :, None])
         constant.set_friendly_name(f"{subtract.get_friendly_name()}/zero_point")
         subtract.input(1).replace_source_output(constant.output(0))
-        mended += 1
-    ov.serialize(model, output, output.with_suffix(".bin"))
-    return mended
+        mended.add(key)
+    lost = [tensor.name for key, tensor in tensors.items() if key not in mended and tensor.name != _EMBEDDING]
+    if lost:
+        raise SourceError(f"{gguf.name}: the weights of '{lost[0]}' are not where openvino-genai used to put them")
+    if mended:
+        ov.serialize(model, output, output.with_suffix(".bin"))
+    return len(mended)
 
 
 def _affine(header: GgufHeader) -> list[TensorInfo]:
@@ -100,7 +110,7 @@ def _rounded(model: ov.Model) -> Iterator[tuple[ov.Node, Halves]]:
         zero_point = node.input_value(1).get_node()
         if zero_point.get_type_name() != "Convert" or zero_point.input_value(0).get_element_type() != ov.Type.u4:
             continue
-        (multiply,) = [target.get_node() for target in node.output(0).get_target_inputs()]
+        multiply = next(iter(node.output(0).get_target_inputs())).get_node()
         scales = multiply.input_value(1).get_node().get_data()
         yield node, scales.reshape(scales.shape[0], -1)
 

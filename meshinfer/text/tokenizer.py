@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from xml.etree import ElementTree
 
 from meshinfer.config import Folders
-from meshinfer.errors import InputError, SourceError
+from meshinfer.errors import InputError, SourceError, telling_line
+from meshinfer.files.work import work_folder
 
 TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _GRAPHS = ("openvino_tokenizer", "openvino_detokenizer")
@@ -120,7 +120,7 @@ class OpenVinoTokenizer:
             self._tokenizer = openvino_genai.Tokenizer(str(folder))
             self._vocab_size = len(self._tokenizer.get_vocab())
         except RuntimeError as error:
-            raise SourceError(f"cannot load the OpenVINO tokenizer in {folder}: {_last_line(error)}") from error
+            raise SourceError(f"cannot load the OpenVINO tokenizer in {folder}: {telling_line(error)}") from error
 
     @property
     def vocab_size(self) -> int:
@@ -160,30 +160,24 @@ def _utf8(text: str) -> str:
     return text
 
 
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
-
-
 def _named_folder(files: Mapping[str, Path], folders: Folders) -> Path:
     """A folder where the files have their names, kept by content and mended."""
     try:
         digest = hashlib.sha256(_MENDING.encode())
         for name in sorted(files):
             digest.update(f"{name} {hashlib.sha256(files[name].read_bytes()).hexdigest()}\n".encode())
-        target = folders.work / "tokenizers" / digest.hexdigest()
+        target = folders.tokenizers / digest.hexdigest()
         if target.is_dir():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        half = Path(tempfile.mkdtemp(dir=target.parent))
-        try:
+        with work_folder(folders, "tokenizer") as work:
+            half = work / target.name
+            half.mkdir()
             for name, path in files.items():
                 shutil.copyfile(path, half / name)
             _lift_prompt_limit(half)
             _show_half_characters(half)
             _rename(half, target)
-        finally:
-            shutil.rmtree(half, ignore_errors=True)
     except OSError as error:
         raise SourceError(f"cannot unpack the tokenizer: {error}") from error
     return target

@@ -12,7 +12,9 @@ import pytest
 
 from meshinfer.config import Folders
 from meshinfer.shards.store import Store
+from meshinfer.sources.convert import prepare
 from tests.cli.calls import command, complaint, flip_byte, listing, meshinfer, succeeded
+from tests.sources.hub_server import COMMIT, Hub, serve
 from tests.sources.makers import make_gguf, make_ir
 
 MODEL = "smollm2-135m"
@@ -77,6 +79,35 @@ def test_two_processes_that_add_the_same_model_do_the_work_once(tmp_path: Path) 
     for ref in Store(folders).load("m").files:
         Store(folders).check(ref)
     assert list(folders.work.iterdir()) == []
+
+
+def test_a_repository_is_added_from_the_hub_that_the_environment_names(
+    tmp_path: Path, tiny_home: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with prepare(str(tiny_home.home.parent / "tiny.gguf"), Folders(tmp_path / "other")) as made:
+        names = ("openvino_model.xml", "openvino_model.bin", "tokenizer.json", "tokenizer_config.json")
+        files = {name: (made.folder / name).read_bytes() for name in names}
+    files["config.json"] = b'{"max_position_embeddings": 512, "model_type": "llama"}'
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serve(Hub(files, large=frozenset({"openvino_model.bin"}))) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        folders = Folders(tmp_path / "home")
+        added = json.loads(succeeded(meshinfer(folders, "model", "add", "org/tiny", "--json")))
+        assert (added["name"], added["source"], added["context_tokens"]) == ("tiny", "org/tiny", 512)
+        manifest = Store(folders).load("tiny")
+        assert manifest.revision == COMMIT
+        succeeded(meshinfer(folders, "model", "verify", "tiny"))
+        assert any(f"/revision/{COMMIT}" in path for _, path, _ in hub.requests), "verified as it was when it was added"
+
+
+def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_cut(tmp_path: Path, tiny_home: Folders) -> None:
+    folder = tmp_path / "ir"
+    with prepare(str(tiny_home.home.parent / "tiny.gguf"), Folders(tmp_path / "other")) as made:
+        shutil.copytree(made.folder, folder, ignore=shutil.ignore_patterns("*.gguf", "tmp"))
+    (folder / "tokenizer.json").write_text("{}")
+    folders = Folders(tmp_path / "home")
+    assert "cannot read the tokenizer in" in complaint(meshinfer(folders, "model", "add", str(folder)))
+    assert listing(folders) == {}
 
 
 # --- refused ---------------------------------------------------------------------------------------------------------

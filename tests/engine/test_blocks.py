@@ -90,6 +90,11 @@ def test_the_blocks_needed_just_hold_the_tokens(tokens: int, block_tokens: int) 
     assert (blocks - 1) * block_tokens < tokens <= blocks * block_tokens
 
 
+def test_a_pool_without_a_limit_costs_nothing() -> None:
+    pool = BlockPool(1 << 40, 32)
+    assert pool.resize(SequenceId(1), 33) == (0, 1) and pool.free == (1 << 40) - 2
+
+
 def test_a_refusal_says_what_is_missing() -> None:
     pool = BlockPool(2, 32)
     pool.resize(SequenceId(1), 1)

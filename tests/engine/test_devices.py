@@ -13,7 +13,7 @@ import pytest
 
 from meshinfer.engine import devices
 from meshinfer.engine.devices import Device
-from meshinfer.errors import DeviceError
+from meshinfer.errors import DeviceError, telling_line
 
 OPENCL_COMPLAINT = (
     "Exception from src/inference/src/cpp/core.cpp:268:\n"
@@ -64,7 +64,7 @@ def test_a_missing_device_is_explained_in_words(kind: str) -> None:
 
 
 def test_the_reason_for_a_missing_gpu_depends_on_what_openvino_said() -> None:
-    complaint = devices._last_line(RuntimeError(OPENCL_COMPLAINT))
+    complaint = telling_line(RuntimeError(OPENCL_COMPLAINT))
     assert complaint.startswith("Cannot load library")
     assert devices._absence("GPU", complaint).reason == "no OpenCL runtime"
     assert devices._absence("GPU", "").reason == "the OpenCL runtime lists no Intel GPU"

@@ -15,7 +15,7 @@ from meshinfer.engine.devices import resolve
 from meshinfer.engine.pipeline import Pipeline, even_cuts, open_pipeline
 from meshinfer.engine.stage import StageOptions
 from meshinfer.engine.step import Entry, Rows, Step
-from meshinfer.errors import InputError, KvBudgetError
+from meshinfer.errors import InputError, KvBudgetError, StepError
 from meshinfer.shards.manifest import FileRef, Manifest, ShardSpec
 from meshinfer.shards.store import Store
 from meshinfer.types import SequenceId, Sha256
@@ -91,6 +91,12 @@ def test_a_step_goes_through_all_stages_with_the_same_blocks() -> None:
     assert stages[0].steps[0].tokens is not None and stages[1].steps[0].tokens is None
     pipeline.release(A)
     assert pipeline.pool.free == 7 and [stage.released for stage in stages] == [[A]] * 3
+
+
+def test_blocks_of_different_sizes_cannot_be_shared() -> None:
+    with pytest.raises(StepError, match="different sizes"):
+        Pipeline([AddsOne(block_tokens=16), AddsOne(block_tokens=32)])
+    assert Pipeline([AddsOne(block_tokens=16), AddsOne(block_tokens=32, block_bytes=0)]).pool.block_tokens == 16
 
 
 def test_the_smallest_cache_counts() -> None:

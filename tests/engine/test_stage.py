@@ -11,8 +11,8 @@ from meshinfer.config import Folders
 from meshinfer.engine.devices import resolve
 from meshinfer.engine.pipeline import Pipeline
 from meshinfer.engine.stage import StageOptions, open_stage
-from meshinfer.engine.step import Entry, Stage, Step, StepError
-from meshinfer.errors import CorruptFileError, KvBudgetError, RangeError
+from meshinfer.engine.step import Entry, Stage, Step
+from meshinfer.errors import CorruptFileError, KvBudgetError, RangeError, StepError
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.store import Store
 from meshinfer.types import KvBackend, SequenceId
@@ -83,8 +83,11 @@ def test_a_refused_step_changes_nothing(stage: Stage) -> None:
             stage.forward(tokens(wrong))
     with pytest.raises(StepError, match="is in the step twice"):
         stage.forward(tokens(Entry(A, 6, 1, (0,), blocks), Entry(A, 7, 1, (0,), blocks)))
-    again = stage.forward(tokens(Entry(A, 0, 6, (5,), blocks)))[0]
-    assert np.array_equal(first, again)
+    more = Entry(A, 6, 3, (2,), blocks)
+    after = stage.forward(tokens(more))[0].copy()
+    stage.release(A)
+    assert np.array_equal(stage.forward(tokens(Entry(A, 0, 6, (5,), blocks)))[0], first)
+    assert np.array_equal(stage.forward(tokens(more))[0], after)
 
 
 def test_a_table_shorter_than_the_sequence_is_refused(tiny_home: Folders) -> None:

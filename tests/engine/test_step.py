@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshinfer.engine.step import Entry, Lengths, Step, StepError
+from meshinfer.engine.step import Entry, Lengths, Step
+from meshinfer.errors import StepError
 from meshinfer.types import SequenceId
 
 A, B = SequenceId(1), SequenceId(2)
@@ -27,7 +28,7 @@ A, B = SequenceId(1), SequenceId(2)
     ],
 )
 def test_a_contradiction_is_refused(entries: list[Entry], complaint: str) -> None:
-    lengths = Lengths({A: 5})
+    lengths = Lengths(held={A: 5})
     with pytest.raises(StepError, match=complaint):
         lengths.check(entries)
     assert lengths.held == {A: 5}
@@ -35,7 +36,7 @@ def test_a_contradiction_is_refused(entries: list[Entry], complaint: str) -> Non
 
 @pytest.mark.parametrize("start", [0, 1, 4, 5])
 def test_a_sequence_goes_on_or_back(start: int) -> None:
-    lengths = Lengths({A: 5})
+    lengths = Lengths(held={A: 5})
     entries = [Entry(A, start, 2), Entry(B, 0, 3)]
     lengths.check(entries)
     lengths.advance(entries)
@@ -43,7 +44,7 @@ def test_a_sequence_goes_on_or_back(start: int) -> None:
 
 
 def test_state_that_cannot_go_back_may_go_on_or_begin_anew() -> None:
-    lengths = Lengths({A: 5}, rewinds=False)
+    lengths = Lengths(rewinds=False, held={A: 5})
     lengths.check([Entry(A, 5, 1)])
     lengths.check([Entry(A, 0, 3)])
     for start in (1, 4):

@@ -58,7 +58,7 @@ def test_too_little_space_is_told_with_both_numbers_and_nothing_is_written(tmp_p
 
 def test_a_place_where_nothing_can_be_written_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="cannot write"), work_folder(Folders(tmp_path / "file")):
+    with pytest.raises(InputError, match="cannot read or write"), work_folder(Folders(tmp_path / "file")):
         pass
 
 

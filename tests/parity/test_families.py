@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshinfer.engine.paged import PagedUnsupportedError
 from meshinfer.engine.pipeline import even_cuts, open_pipeline
-from meshinfer.engine.step import StepError
+from meshinfer.errors import PagedUnsupportedError, StepError
 from meshinfer.files.progress import silent
 from meshinfer.models.verify import verify_new
 from meshinfer.shards.manifest import Manifest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -175,7 +175,7 @@ def test_sequences_that_join_and_leave_do_not_see_each_other(
 def test_rejected_drafts_leave_no_trace(from_gguf: Sample, kv: KvBackend, precision: Precision, draft: int) -> None:
     prompt = from_gguf.run.tokens[:-TOKENS]
     wrong = rig.prompt(49152, draft, seed=1)
-    options = rig.options(from_gguf.manifest, kv, precision)
+    options = replace(rig.options(from_gguf.manifest, kv, precision), mask_rewinds=True)
     with open_pipeline(from_gguf.store, from_gguf.manifest, from_gguf.stages(2), options) as pipeline:
         undisturbed = _answer(pipeline, prompt, 32, [])
         pipeline.release(rig.SEQUENCE)

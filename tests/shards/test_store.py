@@ -246,7 +246,7 @@ def test_an_unreadable_manifest_is_an_error_and_can_be_replaced(store: Store) ->
 
 def test_a_home_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("not a folder")
-    with pytest.raises(InputError, match="cannot write"), Store(Folders(tmp_path / "home")).adding("one"):
+    with pytest.raises(InputError, match="cannot read or write"), Store(Folders(tmp_path / "home")).adding("one"):
         pass
 
 
@@ -400,8 +400,8 @@ def test_a_read_only_disk_is_an_input_error(small_disk: Callable[[int], Path]) -
     subprocess.run(["mount", "-o", "remount,ro", store.folders.home.parent], check=True)
     store.check(refs[0])
     assert store.load("one").name == "one"
-    with pytest.raises(InputError, match=r"(?i)cannot write .*read-only"):
+    with pytest.raises(InputError, match=r"(?i)cannot read or write .*read-only"):
         store.remove("one")
-    with pytest.raises(InputError, match=r"(?i)cannot write .*read-only"), store.adding("two"):
+    with pytest.raises(InputError, match=r"(?i)cannot read or write .*read-only"), store.adding("two"):
         pass
     assert store.names() == ["one"]

@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.content.requests.append((self.command, path, headers))
         if self.content.gated and headers.get("authorization") != "Bearer good-token":
             return self._error(401, "GatedRepo")
-        if path == f"/api/models/{self.content.repo}/revision/main":
+        if path in (f"/api/models/{self.content.repo}/revision/{name}" for name in ("main", COMMIT)):
             body = json.dumps(self.content.listing()).encode()
             return self._send(200, {"Content-Type": "application/json", "Content-Length": str(len(body))}, body)
         if path.startswith(f"/api/models/{self.content.repo}/revision/"):

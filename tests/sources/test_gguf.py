@@ -124,6 +124,8 @@ def test_impossible_headers_are_refused_before_anything_is_allocated(data: bytes
         ({"extra": {"llama.expert_count": 8}}, "it is a mixture of 8 experts"),
         ({"extra": {"llama.rope.scaling.type": "linear"}}, "scales its rotary embedding linearly"),
         ({"extra": {"split.count": 3}}, "is one of 3 parts: merge them"),
+        ({"extra": {"split.count": "many"}}, "is one of many parts: merge them"),
+        ({"extra": {"llama.context_length": 0}}, "its metadata lacks context_length"),
         ({"without": "general.file_type"}, "its metadata lacks general.file_type"),
         ({"without": "llama.context_length"}, "its metadata lacks context_length"),
     ],

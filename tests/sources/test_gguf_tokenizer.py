@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from meshinfer.config import Folders
 from meshinfer.errors import SourceError
 from meshinfer.sources import gguf
-from meshinfer.sources.gguf_tokenizer import check_tokenizer, write_tokenizer
+from meshinfer.sources.gguf_tokenizer import build_tokenizer, write_tokenizer
 from meshinfer.text.tokenizer import Tokenizer, load_tokenizer
 from tests.sources.makers import make_gguf
 
@@ -19,8 +20,7 @@ TEXTS = ["hello 123456 don't", "日本語 🙂", " a\n\n  b", "<|start|>hello<|e
 
 def rebuilt(folder: Path, **options: Any) -> Tokenizer:
     header = gguf.read_file(make_gguf(folder / "m.gguf", **options))
-    check_tokenizer(header, "m.gguf")
-    write_tokenizer(header, folder)
+    write_tokenizer(build_tokenizer(header, "m.gguf"), header, folder)
     return load_tokenizer(folder, Folders(folder / "home"))
 
 
@@ -62,4 +62,17 @@ def test_bos_is_added_to_bare_prompts_where_the_model_wants_it(
 def test_an_unknown_tokenizer_is_named(tmp_path: Path, kind: tuple[str, str]) -> None:
     header = gguf.read_file(make_gguf(tmp_path / "m.gguf", tokenizer=kind))
     with pytest.raises(SourceError, match=f"its tokenizer is '{kind[0]}/{kind[1]}', known are gpt2 with gpt-2, smollm"):
-        check_tokenizer(header, "m.gguf")
+        build_tokenizer(header, "m.gguf")
+
+
+def test_damage_is_said_before_anything_is_converted(tmp_path: Path) -> None:
+    header = gguf.read_file(make_gguf(tmp_path / "m.gguf", tokenizer=("gpt2", "llama-bpe")))
+    damaged = [
+        replace(header, metadata={**header.metadata, "tokenizer.ggml.bos_token_id": 10**6}),
+        replace(header, arrays={**header.arrays, gguf.MERGES: ["no such"]}),
+        replace(header, arrays={**header.arrays, gguf.MERGES: [1, 2]}),
+        replace(header, arrays={**header.arrays, gguf.TOKENS: list(range(264))}),
+    ]
+    for broken in damaged:
+        with pytest.raises(SourceError, match=r"^m\.gguf is damaged: its (tokenizer|vocabulary) "):
+            build_tokenizer(broken, "m.gguf")

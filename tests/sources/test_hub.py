@@ -85,7 +85,7 @@ def test_progress_ends_at_the_total(tiny: Hub, folders: Folders) -> None:
 
 def two_files(**wrong: object) -> Hub:
     files = {"config.json": b'{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}'}
-    files["model.safetensors"] = WEIGHTS
+    files |= {"model.safetensors": WEIGHTS, "vocab.json": b"{}"}
     return Hub(files, large=frozenset({"model.safetensors"}), **wrong)  # type: ignore[arg-type]
 
 
@@ -210,7 +210,16 @@ def test_a_full_disk_is_seen_before_the_download(tiny: Hub, folders: Folders, mo
 def test_safetensors_win_over_pickles_and_only_the_root_counts() -> None:
     names = ["config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     names += ["model.safetensors.index.json", "tokenizer.json", "generation_config.json"]
-    extra = ["pytorch_model.bin", "original/model.safetensors", "consolidated.safetensors", "modeling_x.py", "a.md"]
+    extra = [
+        "pytorch_model.bin",
+        "original/model.safetensors",
+        "model-int8/a.safetensors",
+        "model/../../x.safetensors",
+        "consolidated.safetensors",
+        "modeling_x.py",
+        "a.md",
+    ]
+    extra += ["model-int8/a.safetensors", "model/../../x.safetensors"]
     assert hub.choose(names + extra, "org/x") == ("checkpoint", frozenset(names))
     old = ["config.json", "pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json", "tokenizer.model"]
     assert hub.choose(old, "org/x") == ("checkpoint", frozenset(old))
@@ -227,6 +236,9 @@ def test_an_ir_without_tokenizer_json_brings_the_openvino_tokenizer() -> None:
     [
         (["model-Q4_0.gguf", "README.md"], "holds GGUF files .*hf download org/x model-Q4_0.gguf"),
         (["README.md"], "holds neither an OpenVINO IR"),
+        (["config.json", "model-int8/part.safetensors"], "holds neither an OpenVINO IR"),
+        (["openvino_model.xml", "openvino_model.bin"], "has no tokenizer: it needs one of tokenizer.json, openvino"),
+        (["config.json", "model.safetensors"], "has no tokenizer: it needs one of tokenizer.json, tokenizer.model"),
         (["config.json", "consolidated.00.pth"], "holds neither an OpenVINO IR"),
     ],
 )

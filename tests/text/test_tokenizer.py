@@ -127,9 +127,9 @@ def test_files_of_a_store_are_found_by_their_names_in_the_map(made: Path, home: 
     for number, (name, path) in enumerate(sorted(openvino_files(made).items())):
         blobs[name] = Path(shutil.copy(path, tmp_path / f"{number:064x}"))
     assert load_tokenizer(blobs, home).encode("hello", add_special=False) == [261]
-    before = sorted((home.work / "tokenizers").iterdir())
+    before = sorted((home.tokenizers).iterdir())
     load_tokenizer(blobs, home)
-    assert sorted((home.work / "tokenizers").iterdir()) == before
+    assert sorted((home.tokenizers).iterdir()) == before
 
 
 def test_missing_and_damaged_files_are_source_errors(tmp_path: Path, home: Folders, made: Path) -> None:
