@@ -30,15 +30,16 @@ _BYTES = {"download", "hash"}
 def progress_bars() -> Iterator[Progress]:
     """A `Progress` that draws one bar per phase on a terminal, and prints one line per phase elsewhere."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
-    seen: dict[str, TaskID] = {}
     if not console.is_terminal:
+        said: set[str] = set()
 
         def line(phase: str, done: int, total: int) -> None:
-            if phase not in seen:
-                seen[phase] = 0  # type: ignore[assignment]
+            if phase not in said:
+                said.add(phase)
                 console.print(LABELS.get(phase, phase), highlight=False)
 
         yield line
@@ -50,7 +51,8 @@ def progress_bars() -> Iterator[Progress]:
         TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console) as bars:
+    seen: dict[str, TaskID] = {}
+    with Bars(*columns, console=console) as bars:
 
         def finish() -> None:
             for task in bars.tasks:

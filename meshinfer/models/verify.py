@@ -53,14 +53,14 @@ class Reference:
         return max(float(np.abs(rows).max()) for rows in self.logits)
 
 
-def reference(graph: Path, *, prompt_tokens: int = PROMPT_TOKENS, decode_tokens: int = DECODE_TOKENS) -> Reference:
+def reference(graph: Path) -> Reference:
     """Run the unsplit IR greedily after a fixed random prompt. Raises DeviceError, VerificationError."""
     unsplit = UnsplitModel(graph, resolve("cpu"), "exact", threads=None)
     vocabulary = unsplit.vocabulary
     low = min(100, vocabulary // 2)  # the first ids are mostly special tokens
-    chunk = np.random.default_rng(0).integers(low, vocabulary, prompt_tokens, dtype=np.int64)
+    chunk = np.random.default_rng(0).integers(low, vocabulary, PROMPT_TOKENS, dtype=np.int64)
     chunks, logits, start = [], [], 0
-    for _ in range(decode_tokens + 1):
+    for _ in range(DECODE_TOKENS + 1):
         rows = unsplit.forward(chunk, start).copy()
         if not np.isfinite(rows).all():
             raise VerificationError("the unsplit model itself gives logits that are not numbers")

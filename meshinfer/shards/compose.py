@@ -35,9 +35,9 @@ def compose(shards: Sequence[ov.Model], name: str = "stage") -> ov.Model:
                 if number and op.name.startswith(HIDDEN):
                     if op.name not in outgoing:
                         raise CutError(f"{shard.get_friendly_name()} wants {op.name}, the shard before it gives none")
-                    _replace(node, outgoing[op.name])
+                    _move(node.output(0), outgoing[op.name])
                 elif op.name in parameters:
-                    _replace(node, parameters[op.name].output(0))
+                    _move(node.output(0), parameters[op.name].output(0))
                 else:
                     parameters[op.name] = node
             elif position not in own and op.type not in ("Result", "Assign"):
@@ -63,10 +63,6 @@ def _carries_values(kind: str, name: str) -> bool:
 def _boundary(result: ov.Node) -> str:
     name: str = next(iter(result.output(0).get_names()), result.get_friendly_name())
     return name.removesuffix(output_name(""))
-
-
-def _replace(parameter: ov.Node, source: ov.Output) -> None:
-    _move(parameter.output(0), source)
 
 
 def _move(output: ov.Output, source: ov.Output) -> None:

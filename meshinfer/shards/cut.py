@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,22 +18,18 @@ from openvino import opset13 as ops
 
 from meshinfer.errors import CutError
 from meshinfer.shards.dims import Dims, probe_dims
-from meshinfer.shards.graph import Graph, Tensor
-from meshinfer.shards.layers import Layout, find_layout
+from meshinfer.shards.graph import Tensor
+from meshinfer.shards.layers import find_layout
 from meshinfer.shards.ports import boundary_name, copy_runtime_options, output_name, parameter, snapshot
 from meshinfer.shards.rows import RowLayout, from_rows, own_state, pass_on, row_layout, to_rows
 
 
-@dataclass
 class Cutter:
     """One model on the table. `shard(i)` yields shard i as a model that lives as long as the block."""
 
-    model: ov.Model
-    graph: Graph = field(init=False)
-    layout: Layout = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.graph, self._nodes = snapshot(self.model)
+    def __init__(self, model: ov.Model) -> None:
+        self.model = model
+        self.graph, self._nodes = snapshot(model)
         self.layout = find_layout(self.graph)
         self._dims: Dims = probe_dims(self.model, self._nodes)
         self._owned: dict[int, list[int]] = {}

@@ -67,7 +67,7 @@ class _Candidate:
 def find_layout(graph: Graph) -> Layout:
     """Cut a decoder into embedding, layers and head. Raises CutError where it has no such shape."""
     hidden = _hidden_path(graph)
-    (result,) = _one(graph.find("Result"), "output")
+    result = _only(graph.find("Result"), "output")
     spine = hidden & graph.ancestors([result])
     if result not in spine:
         raise CutError("not a language model: its output does not depend on input_ids")
@@ -91,10 +91,10 @@ def find_layout(graph: Graph) -> Layout:
     return Layout(tuple(cut.live for cut in cuts), shard_of, _copies(graph, recalled, shard_of))
 
 
-def _one(found: list[int], what: str) -> list[int]:
+def _only(found: list[int], what: str) -> int:
     if len(found) != 1:
         raise CutError(f"not a language model of the expected shape: {len(found)} {what}s instead of 1")
-    return found
+    return found[0]
 
 
 def _hidden_path(graph: Graph) -> set[int]:

@@ -122,15 +122,15 @@ class Store:
         if actual != ref.sha256:
             raise CorruptFileError(f"{ref.name} ({path})", ref.sha256, actual)
 
-    def save(self, manifest: Manifest, replace: bool = False) -> None:
+    def save(self, manifest: Manifest) -> None:
         """Write a manifest; from then on its files stay. Raises InputError where the name means another model."""
         manifest = _named(manifest, model_name(manifest.name))
         text = manifest.to_json()
         with disk.converted(self.folders.models, len(text)):
             self._make_folders()
             with self._locked():
-                if not replace and manifest.name in self.names() and not self._same(manifest):
-                    raise InputError(f"'{manifest.name}' is another model already: replace it, or choose another name")
+                if manifest.name in self.names() and not self._same(manifest):
+                    raise InputError(f"'{manifest.name}' is another model already: remove it, or choose another name")
                 disk.write_atomic(self._manifest_path(manifest.name), text)
 
     def load(self, name: str) -> Manifest:

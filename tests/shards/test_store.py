@@ -144,18 +144,14 @@ def test_a_manifest_of_another_version_keeps_its_files(store: Store) -> None:
     assert store.remove("old") == 2
 
 
-def test_another_model_of_the_same_name_needs_replace(store: Store) -> None:
+def test_another_model_of_the_same_name_is_refused(store: Store) -> None:
     add(store, "one", b"a", b"b")
     add(store, "one", b"a", b"b")
     with pytest.raises(InputError, match="another model already"):
         add(store, "one", b"a", b"other")
     assert blobs(store) == {sha(b"a"), sha(b"b")}, "the refused model's file must be gone"
-    with store.adding("one") as work:
-        refs = []
-        for content in (b"a", b"other"):
-            (work / "f").write_bytes(content)
-            refs.append(store.add_file(work / "f", "f"))
-        store.save(manifest("one", refs), replace=True)
+    store.remove("one")
+    add(store, "one", b"a", b"other")
     assert blobs(store) == {sha(b"a"), sha(b"other")}
 
 
@@ -233,15 +229,15 @@ def test_an_unknown_model_says_what_there_is(store: Store) -> None:
         store.load("two")
 
 
-def test_an_unreadable_manifest_is_an_error_and_can_be_replaced(store: Store) -> None:
+def test_an_unreadable_manifest_is_an_error_until_it_is_removed(store: Store) -> None:
     refs = add(store, "one", b"a", b"b")
     (store.folders.models / "one.json").write_text("{", "utf-8")
     with pytest.raises(SourceError):
         store.load("one")
     with pytest.raises(InputError):
         store.save(manifest("one", refs))
-    store.save(manifest("one", refs), replace=True)
-    assert store.load("one") == manifest("one", refs)
+    store.remove("one")
+    assert manifest("one", add(store, "one", b"a", b"b")) == store.load("one")
 
 
 def test_a_home_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:
@@ -389,7 +385,7 @@ def test_a_disk_that_fills_up_under_the_manifest_keeps_the_old_one(small_disk: C
     store = Store(Folders(small_disk(1) / "home"))
     refs = add(store, "one", b"a", b"b")
     with pytest.raises(NoSpaceError):
-        store.save(manifest("one", refs, source="x" * 3_000_000), replace=True)
+        store.save(manifest("one", refs, source="x" * 3_000_000))
     assert store.load("one") == manifest("one", refs)
     assert [path.name for path in store.folders.models.iterdir()] == ["one.json"]
 
