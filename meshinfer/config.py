@@ -31,6 +31,11 @@ class Folders:
         return self.home / "downloads"
 
     @property
+    def identity(self) -> Path:
+        """The node's own key and the key of its mesh."""
+        return self.home / "identity"
+
+    @property
     def compiled(self) -> Path:
         """OpenVINO's cache of compiled models; may be deleted at any time."""
         return self.home / "compiled"

@@ -58,11 +58,11 @@ def copy_hashed(reading: IO[bytes], target: Path) -> Sha256:
     return Sha256(digest.hexdigest())
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file that a reader finds either as it was or as it is now."""
+def write_atomic(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a text file that a reader finds either as it was or as it is now; `mode` is its permissions, at most."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as stream:
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
             stream.write(text.encode())
             _flush(stream)
         replace(part, path)
