@@ -83,6 +83,7 @@ ALLOWED = {
     "errors": set(),
     "config": {"errors"},
     "planning": BASE,
+    "ring": BASE,
     "security": BASE | {"files"},
     "text": BASE | {"files"},
     "files": BASE,
