@@ -8,6 +8,8 @@ from pathlib import Path
 
 import platformdirs
 
+from meshinfer.errors import InputError
+
 
 @dataclass(frozen=True, slots=True)
 class Folders:
@@ -57,6 +59,11 @@ class Folders:
 
 
 def folders(home: str | os.PathLike[str] | None = None) -> Folders:
-    """The folders under `home`, else $MESHINFER_HOME, else the user's data folder."""
+    """The folders under `home`, else $MESHINFER_HOME, else the user's data folder. Raises InputError."""
     chosen = home or os.environ.get("MESHINFER_HOME") or platformdirs.user_data_dir("meshinfer", appauthor=False)
-    return Folders(Path(chosen).expanduser().resolve())
+    try:
+        path = Path(chosen).expanduser().resolve()
+        str(path).encode()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"{str(chosen)!r} cannot be the folder for models: {error}") from error
+    return Folders(path)

@@ -49,9 +49,10 @@ class ModelNotFoundError(InputError):
 class CorruptFileError(InputError):
     """A file whose bytes are not the ones its name promises."""
 
-    def __init__(self, what: str, expected: str, actual: str, kind: str = "sha256") -> None:
+    def __init__(self, what: str, expected: str, actual: str, kind: str = "sha256", remedy: str = "") -> None:
         self.expected, self.actual = expected, actual
-        super().__init__(f"{what} is damaged: {kind} should be {expected}, is {actual}")
+        todo = f"; {remedy}" if remedy else ""
+        super().__init__(f"{what} is damaged: {kind} should be {expected}, is {actual}{todo}")
 
 
 class NoSpaceError(InputError):
@@ -98,6 +99,6 @@ class VerificationError(MeshinferError):
 
 def telling_line(error: BaseException) -> str:
     """The line of a library's message that says something: the last that is not a place in its source."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    telling = [line for line in lines if line and not re.match(r"(Exception from|Check '.*' failed at) ", line)]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if not re.match(r"(Exception from|Check '.*' failed at) ", line)]
     return telling[-1] if telling else (lines[0] if lines else type(error).__name__)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshinfer.bench.clock import seconds_of
-from meshinfer.engine.devices import compile_properties
+from meshinfer.engine.devices import compile_properties, converting
 from meshinfer.engine.step import Tokens
 from meshinfer.types import Precision
 
@@ -56,9 +56,10 @@ class GenaiBatch:
         scheduler.num_kv_blocks = tokens // 32 + 2 * sequences
         scheduler.max_num_seqs = max(sequences, 16)
         scheduler.max_num_batched_tokens = max(256, tokens)
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            str(folder), scheduler, "CPU", compile_properties("CPU", precision, threads)
-        )
+        with converting("CPU", "opening openvino-genai's batching pipeline"):
+            self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+                str(folder), scheduler, "CPU", compile_properties("CPU", precision, threads)
+            )
         self._handles: list[Any] = []
         self._next = 0
 

@@ -56,7 +56,9 @@ def command() -> None:
 @click.option("--kv", type=Backends(), help="KV back ends.  [default: those that reproduce the model]")
 @click.option("--sequences", type=Numbers(), default="1,4,16", show_default=True, help="Numbers of sequences at once.")
 @click.option("--exact", is_flag=True, help="Measure exact mode.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of every contender.")
+@click.option(
+    "--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="Threads of every contender."
+)
 @click.option("--prompt-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens before the clock.")
 @click.option("--decode-tokens", type=click.IntRange(8), default=64, show_default=True, help="Tokens under the clock.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Times each is measured.")

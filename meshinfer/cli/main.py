@@ -6,11 +6,14 @@ it runs. It gets the folders with `@click.pass_obj`.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
 import sys
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +32,7 @@ COMMANDS = {
 """Every command with its line in the help: no command is imported to print it."""
 
 INTERRUPTED_EXIT_CODE = 130
+_CANNOT_WRITE = {errno.EINVAL, errno.ENOSPC, errno.EBADF, errno.EIO}
 
 
 class LazyGroup(click.Group):
@@ -49,25 +53,49 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. The only place where an exception becomes a message and an exit code."""
-        _make_printable(sys.stdout)
-        _make_printable(sys.stderr)
+        """Run the command that was asked for."""
+        self._debug = bool(ctx.params.get("debug"))
+        return super().invoke(ctx)
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
+        """The only place where an exception becomes a message and an exit code."""
+        self._debug = False
         try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE) from None
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise
-        except Exception as error:
-            if ctx.params.get("debug"):
-                traceback.print_exc()
-            if isinstance(error, MeshinferError):
-                message, exit_code = str(error), error.exit_code
-            else:
-                message = f"unexpected {type(error).__name__}: {error} (a fault of meshinfer; --debug shows where)"
-                exit_code = MeshinferError.exit_code
-            click.echo(f"error: {' '.join(message.split())}", err=True)
-            raise click.exceptions.Exit(exit_code) from error
+            _make_printable(sys.stdout)
+            _make_printable(sys.stderr)
+            code = super().main(args, prog_name, standalone_mode=False, **extra)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BaseException as error:
+            code = self._report(error)
+        sys.exit(code)
+
+    def _report(self, error: BaseException) -> int:
+        """Say in one line what went wrong; the exit code."""
+        if isinstance(error, (KeyboardInterrupt, click.Abort)):
+            return INTERRUPTED_EXIT_CODE
+        if isinstance(error, (SystemExit, BrokenPipeError)):  # nobody reads what is printed
+            _silence(sys.stdout)
+            return MeshinferError.exit_code
+        if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+            _silence(sys.stdout)
+            return self._say(f"cannot write the output: {error.strerror}")
+        if self._debug:
+            traceback.print_exception(error)
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            click.echo(error.format_message())
+            return error.exit_code
+        if isinstance(error, click.ClickException):
+            command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "meshinfer"
+            return self._say(f"{error.format_message().rstrip('.')} (see: {command} --help)", error.exit_code)
+        if isinstance(error, MeshinferError):
+            return self._say(str(error), error.exit_code)
+        return self._say(f"unexpected {type(error).__name__}: {error} (a fault of meshinfer; --debug shows where)")
+
+    @staticmethod
+    def _say(message: str, exit_code: int = MeshinferError.exit_code) -> int:
+        click.echo(f"error: {' '.join(message.split())}", err=True)
+        return exit_code
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,6 +117,12 @@ def _make_printable(stream: IO[str] | None) -> None:
     if isinstance(stream, io.TextIOWrapper):
         piped_on_windows = os.name == "nt" and not stream.isatty()
         stream.reconfigure(errors="replace", encoding="utf-8" if piped_on_windows else None)
+
+
+def _silence(stream: IO[str]) -> None:
+    """Let what is still to be written go nowhere: at its exit Python would try again, and complain."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

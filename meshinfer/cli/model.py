@@ -67,7 +67,7 @@ def add(folders: Folders, source: str, name: str | None, bits: str | None, as_js
 @click.pass_obj
 def list_models(folders: Folders, as_json: bool) -> None:
     """List the models here."""
-    from meshinfer.errors import SourceError
+    from meshinfer.errors import InputError
     from meshinfer.shards.store import Store
 
     store = Store(folders)
@@ -75,7 +75,7 @@ def list_models(folders: Folders, as_json: bool) -> None:
     for name in store.names():
         try:
             rows.append(summary(store.load(name)))
-        except SourceError as error:
+        except InputError as error:
             rows.append({"name": name, "error": str(error)})
     if as_json:
         click.echo(json.dumps(rows, indent=1))
@@ -122,7 +122,7 @@ def verify(folders: Folders, name: str, stages: int, kv: str | None, as_json: bo
             f"tokens_equal {str(result.tokens_equal).lower()}, top1_agreement {result.top1_agreement:g} "
             f"over {result.tokens} tokens"
         )
-    if not result.tokens_equal:
+    if not result.reproduced:
         raise click.exceptions.Exit(1)
 
 

@@ -27,8 +27,8 @@ from meshinfer.errors import InputError
 @click.option("--system", help="System message.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
 @click.option("--device", default="cpu", show_default=True, help="Device to compile for; auto takes the best one.")
-@click.option("--threads", type=click.IntRange(1), help="Inference threads.  [default: all cores]")
-@click.option("--kv-budget", type=click.IntRange(1), help="MB of KV cache.  [default: what the answer may need]")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Inference threads.  [default: all cores]")
+@click.option("--kv-budget", type=click.IntRange(1, 1 << 30), help="MB of KV cache.  [default: what is needed]")
 @click.option("--stats", is_flag=True, help="Print speed on stderr.")
 @click.pass_obj
 def command(
@@ -95,7 +95,7 @@ def command(
 
 def _prompt(given: str | None) -> str:
     """The prompt, from stdin where it is not given. Raises InputError where there is none."""
-    if given is None and sys.stdin.isatty():
+    if given is None and (sys.stdin is None or sys.stdin.isatty()):
         raise InputError('no prompt: give one, as in: meshinfer run MODEL "What is the capital of France?"')
     try:
         text = sys.stdin.buffer.read().decode("utf-8-sig") if given is None else given

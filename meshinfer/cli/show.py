@@ -97,7 +97,9 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: C
     for row in rows:
         table.add_row(*row)
     console = Console(markup=False, highlight=False)
-    console.print(table, width=None if console.is_terminal else _UNBROKEN)
+    if not console.is_terminal:
+        console = Console(markup=False, highlight=False, width=_UNBROKEN)
+    console.print(table)
 
 
 def plural(count: int, what: str) -> str:

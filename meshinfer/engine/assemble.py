@@ -6,10 +6,14 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from meshinfer.engine.devices import converting, core
+from meshinfer.errors import CutError
 from meshinfer.shards.compose import compose
 from meshinfer.shards.manifest import Manifest, ShardSpec
-from meshinfer.shards.ports import HIDDEN, ROWS, parameter
+from meshinfer.shards.ports import HIDDEN, ROWS, parameter, snapshot
 from meshinfer.shards.store import Store
+
+_BATCHED_RANK = 3
+"""[batch, position, width]; some graphs have joined the first two by then."""
 
 
 def assemble(store: Store, manifest: Manifest, start: int, stop: int, *, position_axis: int) -> ov.Model:
@@ -33,14 +37,24 @@ def _read(store: Store, spec: ShardSpec) -> ov.Model:
 
 
 def _select_rows(head: ov.Model, position_axis: int) -> None:
-    (hidden,) = [p for p in head.get_parameters() if HIDDEN in p.output(0).get_names()]
-    readers = list(hidden.output(0).get_target_inputs())
+    """Gather the rows asked for in front of the product with the vocabulary.
+
+    Not further up: there, heads of some families are reshaped by the number of all positions.
+    """
+    graph, nodes = snapshot(head)
+    spine = graph.dependents([position for position in graph.find("Parameter") if graph.ops[position].name == HIDDEN])
+    products = [position for position in graph.find("MatMul") if position in spine]
+    if not products:
+        raise CutError(f"{head.get_friendly_name()} has no product of hidden states with a vocabulary")
+    product = nodes[products[-1]]
+    port = next(port for port, (source, _) in enumerate(graph.ops[products[-1]].inputs) if source in spine)
+    hidden = product.input_value(port)
+    rank = hidden.get_partial_shape().rank.get_length()
     rows = parameter(ROWS, ov.Type.i64, ov.PartialShape([-1]))
-    axis = ops.constant(position_axis)
+    axis = ops.constant(position_axis if rank == _BATCHED_RANK else 0)
     picked = ops.gather(hidden, rows, axis)
     axis.set_friendly_name(f"{ROWS}/axis")  # names that no other op has: composing takes ops with one name for one op
     picked.set_friendly_name(f"{ROWS}/picked")
-    for reader in readers:
-        reader.replace_source_output(picked.output(0))
+    product.input(port).replace_source_output(picked.output(0))
     head.add_parameters([rows])
     head.validate_nodes_and_infer_types()

@@ -60,6 +60,10 @@ class Pipeline:
         `tokens`: [total] i64. Block tables are filled in here. Raises KvBudgetError with nothing run, StepError,
         DeviceError.
         """
+        if not entries or sum(entry.count for entry in entries) != len(tokens):
+            raise StepError(
+                f"{len(tokens)} tokens for {len(entries)} entries of {[e.count for e in entries]} positions"
+            )
         tables = self.pool.resize_all({entry.sequence: entry.end for entry in entries})
         placed = tuple(dataclasses.replace(entry, blocks=tables[entry.sequence]) for entry in entries)
         outputs: tuple[Rows, ...] = ()

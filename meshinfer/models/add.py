@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
 import re
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 from meshinfer import __version__
-from meshinfer.errors import InputError
+from meshinfer.errors import InputError, SourceError
 from meshinfer.files.disk import require_space
 from meshinfer.files.progress import Progress, silent
+from meshinfer.models.check import check_files
 from meshinfer.models.verify import verify_new
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.store import Store, model_name
@@ -22,6 +25,8 @@ from meshinfer.sources.folder import ModelFolder
 from meshinfer.sources.source import IR_GRAPH, IR_WEIGHTS, HubSource, Source, decide, look
 from meshinfer.text.template import ChatTemplate
 from meshinfer.text.tokenizer import load_tokenizer
+
+log = logging.getLogger(__name__)
 
 _SPARE_BYTES = 64 << 20
 
@@ -42,7 +47,7 @@ def add_model(
     progress: Progress = silent,
     on_wait: Callable[[], None] | None = None,
 ) -> Manifest:
-    """Fetch, convert, cut, verify and save a model; one that is there already is returned as it is.
+    """Fetch, convert, cut, verify and save a model; one that is there already, and whole, is returned as it is.
 
     Raises InputError and its kinds, VerificationError; nothing is left half-written.
     """
@@ -53,16 +58,27 @@ def add_model(
     with store.adding(chosen, on_wait) as work:
         if chosen in store.names():
             existing = store.load(chosen)
-            if existing.source == canonical and bits in (None, existing.bits):
+            if existing.source != canonical or bits not in (None, existing.bits):
+                raise InputError(
+                    f"'{chosen}' is here already, made from {existing.source}: "
+                    f"remove it (meshinfer model rm {chosen}) or give this one another --name"
+                )
+            if _is_whole(store, existing, progress):
                 return existing
-            raise InputError(
-                f"'{chosen}' is here already, made from {existing.source}: "
-                f"remove it (meshinfer model rm {chosen}) or give this one another --name"
-            )
+            store.remove(chosen)
         with prepare(canonical, store.folders, bits=bits, progress=progress) as model:
             manifest = build(store, model, chosen, work, progress)
         store.save(manifest)
         return manifest
+
+
+def _is_whole(store: Store, manifest: Manifest, progress: Progress) -> bool:
+    try:
+        check_files(store, manifest, progress)
+    except InputError as error:
+        log.warning("%s: making it anew", error)
+        return False
+    return True
 
 
 def build(store: Store, model: ModelFolder, name: str, work: Path, progress: Progress) -> Manifest:
@@ -70,6 +86,10 @@ def build(store: Store, model: ModelFolder, name: str, work: Path, progress: Pro
 
     Raises SourceError for a tokenizer or template that cannot be used, CutError, VerificationError, NoSpaceError.
     """
+    try:
+        json.dumps([model.source, model.chat_template, model.generation], allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise SourceError(f"what {model.source!r} says of itself cannot be kept: {error}") from error
     tokenizer = load_tokenizer({path.name: path for path in model.tokenizer_files}, store.folders)
     ChatTemplate(model.chat_template, tokenizer.special_tokens)
     weights = (model.folder / IR_WEIGHTS).stat().st_size

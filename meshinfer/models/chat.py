@@ -59,6 +59,8 @@ class Chat:
 
     def __init__(self, store: Store, manifest: Manifest, options: ChatOptions) -> None:
         self._store, self._manifest, self._options = store, manifest, options
+        for ref in manifest.tokenizer:
+            store.check(ref)
         self.tokenizer = load_tokenizer({ref.name: store.path(ref) for ref in manifest.tokenizer}, store.folders)
         self.template = ChatTemplate(manifest.chat_template, self.tokenizer.special_tokens)
 

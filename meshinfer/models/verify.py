@@ -27,10 +27,9 @@ log = logging.getLogger(__name__)
 PROMPT_TOKENS = 24
 DECODE_TOKENS = 24
 _STAGES = 2
+_EVERY = 2
+"""Of the prompt's positions, the logits of every second one are compared."""
 _SEQUENCE = SequenceId(0)
-_PAGED_TOLERANCE = 0.005
-"""Part of the largest logit that paged ones may differ by. Rounding takes a hundredth of that; attention that is wrong
-takes more, even where the tokens happen to be equal."""
 _SPARE_TOKENS = 128
 """More than the blocks that rounding takes."""
 _COPIES_WHILE_OVERLAPPING = 4
@@ -72,7 +71,7 @@ def reference(graph: Path) -> Reference:
 
 
 def compare(store: Store, manifest: Manifest, expected: Reference, stages: int, kv: KvBackend) -> Verification:
-    """Feed the reference's tokens through `stages` composed stages and compare all logits.
+    """Feed the reference's tokens through `stages` composed stages and compare logits.
 
     Raises InputError for a number of stages the model does not have, DeviceError, PagedUnsupportedError.
     """
@@ -94,7 +93,7 @@ def verify_new(store: Store, manifest: Manifest, graph: Path, progress: Progress
             expected = running.result()
             progress("verify", 1, 3)
             stateful = _compare(pipeline, expected, _STAGES, "stateful")
-    if stateful.max_abs_diff != 0.0 or not stateful.tokens_equal:
+    if not stateful.reproduced:
         raise VerificationError(
             f"the shards do not reproduce the model: logits differ by {stateful.max_abs_diff:.3g}, "
             f"{stateful.top1_agreement:.0%} of {stateful.tokens} tokens agree"
@@ -103,7 +102,7 @@ def verify_new(store: Store, manifest: Manifest, graph: Path, progress: Progress
     passed = [stateful]
     try:
         paged = compare(store, manifest, expected, _STAGES, "paged")
-        if paged.tokens_equal and paged.max_abs_diff <= _PAGED_TOLERANCE * expected.largest_logit:
+        if paged.reproduced:
             passed.append(paged)
         else:
             log.warning("%s runs without paged KV: its logits are off by %.2g", manifest.name, paged.max_abs_diff)
@@ -123,11 +122,12 @@ def _open(
 def _compare(pipeline: Pipeline, expected: Reference, stages: int, kv: KvBackend) -> Verification:
     worst, same, rows, start = 0.0, 0, 0, 0
     for chunk, wanted in zip(expected.chunks, expected.logits, strict=True):
-        entry = Entry(_SEQUENCE, start, len(chunk), rows=tuple(range(len(chunk))))
-        got = pipeline.forward([entry], chunk)
-        difference = float(np.abs(got - wanted).max())
+        picked = tuple(range(0, len(chunk), _EVERY))  # fewer than there are positions, as when a prompt is answered
+        got = pipeline.forward([Entry(_SEQUENCE, start, len(chunk), picked)], chunk)
+        wanted = wanted[::_EVERY]
+        difference = float(np.abs(got - wanted).max()) if got.shape == wanted.shape else math.inf
         worst = max(worst, difference) if math.isfinite(difference) else math.inf
-        same += int((got.argmax(-1) == wanted.argmax(-1)).sum())
-        rows += len(chunk)
+        same += int((got.argmax(-1) == wanted.argmax(-1)).sum()) if got.shape == wanted.shape else 0
+        rows += len(wanted)
         start += len(chunk)
-    return Verification(stages, kv, rows, worst, tokens_equal=same == rows, top1_agreement=same / rows)
+    return Verification(stages, kv, rows, worst, same == rows, same / rows, expected.largest_logit)

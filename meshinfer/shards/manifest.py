@@ -16,7 +16,11 @@ FORMAT_VERSION = 1
 
 _PREFERRED: tuple[KvBackend, ...] = ("paged", "stateful")
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+PAGED_TOLERANCE = 0.005
+"""Part of the largest logit that paged ones may differ by. Rounding takes a hundredth of that; attention that is wrong
+takes more, even where the tokens happen to be equal."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 ShardKind = Literal["embedding", "layer", "head"]
 
@@ -69,6 +73,14 @@ class Verification:
     max_abs_diff: float
     tokens_equal: bool
     top1_agreement: float
+    largest_logit: float
+    """Of the unsplit model, in magnitude: what a difference is measured by."""
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether these stages are the model: bit for bit, or in another order of sums but for rounding."""
+        tolerance = 0.0 if self.kv == "stateful" else PAGED_TOLERANCE * self.largest_logit
+        return self.tokens_equal and self.max_abs_diff <= tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,7 @@ class Manifest:
     @property
     def kv_backends(self) -> tuple[KvBackend, ...]:
         """The back ends that were seen to reproduce the model, the preferred one first."""
-        verified = {entry.kv for entry in self.verification}
+        verified = {entry.kv for entry in self.verification if entry.reproduced}
         return tuple(kv for kv in _PREFERRED if kv in verified)
 
     @property
@@ -141,6 +153,9 @@ def from_json(text: str | bytes) -> Manifest:
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise SourceError(f"not a model manifest: {error}") from error
+    ends = manifest.generation.get("eos_token_id", [])
+    if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
+        raise SourceError(f"not a model manifest: eos_token_id is {ends!r} instead of a list of tokens")
     if not _in_order(manifest.shards):
         raise SourceError("not a model manifest: its shards are not an embedding, layers and a head in order")
     return manifest

@@ -120,12 +120,13 @@ class Store:
             raise InputError(f"{ref.name} is missing ({path}): add the model again")
         actual = sha256_file(path)
         if actual != ref.sha256:
-            raise CorruptFileError(f"{ref.name} ({path})", ref.sha256, actual)
+            raise CorruptFileError(f"{ref.name} ({path})", ref.sha256, actual, remedy="add the model again")
 
     def save(self, manifest: Manifest) -> None:
         """Write a manifest; from then on its files stay. Raises InputError where the name means another model."""
         manifest = _named(manifest, model_name(manifest.name))
         text = manifest.to_json()
+        from_json(text)  # what cannot be read again is not written
         with disk.converted(self.folders.models, len(text)):
             self._make_folders()
             with self._locked():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import openvino as ov
 
-from meshinfer.errors import SourceError, telling_line
+from meshinfer.errors import CutError, SourceError, telling_line
 from meshinfer.files.disk import converted
 from meshinfer.files.progress import Progress
 from meshinfer.shards.cut import Cutter
@@ -16,6 +16,7 @@ from meshinfer.shards.reorder import inject_reorder
 from meshinfer.shards.store import Store
 
 _F32_BYTES = 4
+_LOGITS_RANK = 3
 
 
 def write_shards(store: Store, graph: Path, work: Path, progress: Progress) -> tuple[ShardSpec, ...]:
@@ -48,6 +49,8 @@ def _write(store: Store, cutter: Cutter, index: int, work: Path) -> ShardSpec:
         inputs = [_tensor(p.output(0), p.output(0).get_any_name()) for p in model.get_parameters()]
         outputs = [_tensor(r.output(0), r.output(0).get_any_name()) for r in model.get_results()]
         per_token, fixed = _state_bytes(model)
+    if index == cutter.shards - 1 and (len(outputs[0].shape) != _LOGITS_RANK or outputs[0].shape[-1] < 1):
+        raise CutError(f"this model's logits are {list(outputs[0].shape)}, not [batch, sequence, vocabulary]")
     return ShardSpec(
         index=index,
         kind=_kind(index, cutter.shards),

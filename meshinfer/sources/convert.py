@@ -16,7 +16,7 @@ from typing import Any
 
 import meshinfer
 from meshinfer.config import Folders
-from meshinfer.errors import InputError, MissingExtraError, SourceError
+from meshinfer.errors import InputError, MissingExtraError, NoSpaceError, SourceError
 from meshinfer.files import disk
 from meshinfer.files.hashing import sha256_file, sha256_files
 from meshinfer.files.progress import Progress, silent
@@ -44,6 +44,8 @@ from meshinfer.sources.source import (
 DEFAULT_BITS = 4
 _LABELS = {4: "int4", 8: "int8", 16: "f16", 32: "f32"}
 _SPARE_BYTES = 64 << 20
+_LEAST_FREE_BYTES = 1 << 20
+"""With less on the disk after a conversion failed, that is why."""
 
 
 @contextmanager
@@ -209,7 +211,9 @@ def _run_child(arguments: list[str], work: Path, name: str) -> None:
     """Run a conversion in its own process; its failure or crash becomes one SourceError."""
     report, log = work / "error.json", work / "log.txt"
     temporary = work / "tmp"
-    temporary.mkdir()
+    with disk.converted(work):
+        temporary.mkdir()
+        log.touch()
     package_root = str(Path(meshinfer.__file__).parents[1])
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH")))),
@@ -226,14 +230,19 @@ def _run_child(arguments: list[str], work: Path, name: str) -> None:
         finally:
             process.kill()
             process.wait()
+    if code and disk.free_bytes(work) < _LEAST_FREE_BYTES:
+        raise NoSpaceError(str(work), _LEAST_FREE_BYTES, disk.free_bytes(work))
     if code:
         raise SourceError(f"{name} could not be converted: {_reason(report, log, code)}")
 
 
 def _reason(report: Path, log: Path, code: int) -> str:
     if report.exists():
-        error: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-        return condense(error["text"]) or error["type"]
+        try:
+            error: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+            return condense(error["text"]) or error["type"]
+        except ValueError:  # the disk was full
+            return "the converter could not even say why"
     if code < 0 or code > 255:
         return f"the converter crashed (exit code {code}); the file may be damaged or of an unsupported kind"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

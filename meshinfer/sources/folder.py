@@ -24,6 +24,7 @@ TOKENIZER_SOURCES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # Where nothing says how long a context the model was trained for.
 DEFAULT_CONTEXT_TOKENS = 2048
 
+_MOST_CONTEXT_TOKENS = 1 << 31
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
 _GENERATION_KEYS = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MAX_JSON_BYTES = 64 << 20
@@ -57,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"cannot read {path}: {error}") from error
     if not isinstance(data, dict):
         raise SourceError(f"{path} is damaged: it should hold a JSON object")
@@ -82,7 +83,7 @@ def context_tokens(folder: Path) -> int:
     for part in (config, config.get("text_config"), config.get("llm_config")):
         for key in _CONTEXT_KEYS:
             value = part.get(key) if isinstance(part, dict) else None
-            if isinstance(value, int) and value > 0:
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_CONTEXT_TOKENS:
                 return value
     return DEFAULT_CONTEXT_TOKENS
 
@@ -145,5 +146,7 @@ def _tokenizer_eos(folder: Path) -> list[int]:
             return []
         value = read_graph(graph).runtime_info.get("eos_token_id", "")
         return [int(value)] if value.isdigit() else []
-    added = read_json(folder / "tokenizer.json").get("added_tokens") or []
+    added = read_json(folder / "tokenizer.json").get("added_tokens")
+    if not isinstance(added, list):
+        return []
     return [item["id"] for item in added if isinstance(item, dict) and item.get("content") == text and "id" in item]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshinfer.errors import SourceError
+from meshinfer.files.disk import converted
 from meshinfer.sources.gguf import MERGES, TOKEN_TYPES, TOKENS, GgufHeader, unsupported
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -60,15 +61,20 @@ def build_tokenizer(header: GgufHeader, name: str) -> Any:
 
 
 def write_tokenizer(tokenizer: Any, header: GgufHeader, folder: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`: what `build_tokenizer` made of this header."""
-    tokenizer.save(str(folder / "tokenizer.json"))
+    """Write `tokenizer.json` and `tokenizer_config.json`: what `build_tokenizer` made of this header.
+
+    Raises NoSpaceError, InputError.
+    """
     tokens = header.arrays[TOKENS]
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         number = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(number, int) and 0 <= number < len(tokens):
             config[f"{role}_token"] = tokens[number]
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False, indent=1), encoding="utf-8")
+    with converted(folder):
+        (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+        text = json.dumps(config, ensure_ascii=False, indent=1)
+        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
 def _tokenizer(header: GgufHeader) -> Any:

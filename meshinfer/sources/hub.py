@@ -6,6 +6,7 @@ Endpoint, token, proxies and offline mode are huggingface_hub's own (HF_ENDPOINT
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ _CHECKPOINT_TOKENIZER = (
     "special_tokens_map.json",
 )
 _TIMEOUT_S = 15.0
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,14 @@ def list_repo(repo: str, revision: str, endpoint: str | None = None) -> RepoList
     from huggingface_hub import HfApi
 
     with _hub_errors(repo, revision):
-        info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
-    files = [_file(sibling) for sibling in info.siblings or []]
+        try:
+            api = HfApi(endpoint=endpoint)
+            info = api.model_info(repo, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+            files = [_file(sibling) for sibling in info.siblings or []]
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise SourceError(f"what the hub says of {repo} makes no sense: {error}; check HF_ENDPOINT") from error
+    if not _COMMIT.fullmatch(str(info.sha)):
+        raise SourceError(f"the hub calls the commit of {repo} '{info.sha}', which is none; check HF_ENDPOINT")
     kind, needed = choose([file.name for file in files], repo)
     return RepoListing(repo, str(info.sha), kind, tuple(file for file in files if file.name in needed))
 
@@ -140,7 +148,7 @@ def _fetch(
     part = target / f"{file.name}.part"
     url = hf_hub_url(listing.repo, file.name, revision=listing.commit, endpoint=endpoint)
     with _hub_errors(listing.repo, listing.commit):
-        fetch_resumable(get_session(), url, build_hf_headers(), part, hf_raise_for_status, report)
+        fetch_resumable(get_session(), url, build_hf_headers(), part, file.size_bytes, hf_raise_for_status, report)
         wrong = _wrong_hash(part, file)
         if wrong is None:
             disk.replace(part, target / file.name)
@@ -192,8 +200,10 @@ def _hub_errors(repo: str, revision: str) -> Iterator[None]:
     except errors.OfflineModeIsEnabled as error:
         raise SourceError(f"cannot ask for {repo}: HF_HUB_OFFLINE is set") from error
     except errors.HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else "no"
-        raise SourceError(f"the hub answered {status} for {repo}; try again later") from error
+        status = error.response.status_code if error.response is not None else 0
+        refused = {401: "log in with 'hf auth login' or set HF_TOKEN", 403: "your account may not read it"}
+        what = refused.get(status, "it has no such file" if status == 404 else "try again later")
+        raise SourceError(f"the hub answered {status or 'nothing'} for {repo}: {what}") from error
     except (httpx.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
         raise SourceError(
             f"cannot reach the hub for {repo}: check the network and HF_ENDPOINT, or give a folder or .gguf file"

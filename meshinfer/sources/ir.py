@@ -65,7 +65,7 @@ def read_graph(path: Path) -> IrGraph:
             parser.ParseFile(file)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
-    except (expat.ExpatError, ValueError) as error:
+    except (expat.ExpatError, ValueError, LookupError) as error:
         raise SourceError(f"{path} is damaged or not an OpenVINO IR: {error}") from error
     if not reader.is_ir:
         raise SourceError(f"{path} is not an OpenVINO IR")

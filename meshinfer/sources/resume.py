@@ -25,13 +25,15 @@ def fetch_resumable(
     url: str,
     headers: Mapping[str, str],
     part: Path,
+    size_bytes: int,
     check: Callable[[httpx.Response], None],
     report: Callable[[int], None],
 ) -> None:
     """Complete `part`, which may have the file's beginning already; it is kept when this fails.
 
-    `check` raises for an answer that is no success; `report` is given the bytes that are there. Broken connections
-    are tried again, at once where the last try brought anything. Raises httpx.TransportError, OSError.
+    What comes after `size_bytes` is not read. `check` raises for an answer that is no success; `report` is given the
+    bytes that are there. Broken connections are tried again, at once where the last try brought anything. Raises
+    httpx.TransportError, OSError.
     """
     import httpx
 
@@ -39,7 +41,7 @@ def fetch_resumable(
     while True:
         before = _size(part)
         try:
-            _stream(client, url, headers, part, check, report)
+            _stream(client, url, headers, part, size_bytes, check, report)
             return
         except httpx.TransportError:
             if _size(part) > before:
@@ -55,6 +57,7 @@ def _stream(
     url: str,
     headers: Mapping[str, str],
     part: Path,
+    size_bytes: int,
     check: Callable[[httpx.Response], None],
     report: Callable[[int], None],
 ) -> None:
@@ -66,14 +69,16 @@ def _stream(
         check(response)
         resumed = response.status_code == _PARTIAL
         with part.open("ab" if resumed else "wb") as file:
-            _write(response, file, start if resumed else 0, report)
+            _write(response, file, start if resumed else 0, size_bytes, report)
 
 
-def _write(response: httpx.Response, file: BinaryIO, done: int, report: Callable[[int], None]) -> None:
+def _write(response: httpx.Response, file: BinaryIO, done: int, size_bytes: int, report: Callable[[int], None]) -> None:
     for chunk in response.iter_raw(CHUNK_BYTES):
         file.write(chunk)
         done += len(chunk)
         report(done)
+        if done > size_bytes:  # too long, as its hash will say; a server may go on for ever
+            return
 
 
 def _size(path: Path) -> int:

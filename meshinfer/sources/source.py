@@ -72,6 +72,9 @@ class Seen:
 def look(source: str) -> Seen:
     """What the disk has under this name."""
     try:
+        source.encode()
+        if not source:
+            raise ValueError("it is empty")
         path = Path(source).expanduser().absolute()
         if path.is_dir():
             return Seen(path, "folder", frozenset(entry.name for entry in path.iterdir() if entry.is_file()))

@@ -70,7 +70,7 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise InputError(f"the model's chat template refuses these messages: {error}") from error
-        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+        except Exception as error:  # a template is a program, and may fail in any way
             raise InputError(
                 f"the model's chat template fails on these messages: {type(error).__name__}: {error}"
             ) from error

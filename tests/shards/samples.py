@@ -25,5 +25,5 @@ def manifest(name: str, files: Sequence[FileRef], source: str = "sample") -> Man
         tokenizer=tuple(files[2:]),
         chat_template=None,
         generation={},
-        verification=(Verification(1, "stateful", 16, 0.0, True, 1.0),),
+        verification=(Verification(1, "stateful", 16, 0.0, True, 1.0, 20.0),),
     )

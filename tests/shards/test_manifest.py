@@ -48,7 +48,14 @@ json_values: st.SearchStrategy[Any] = st.recursive(
     max_leaves=8,
 )
 verifications = st.builds(
-    Verification, st.integers(1, 9), st.sampled_from(["paged", "stateful"]), sizes, finite, st.booleans(), finite
+    Verification,
+    st.integers(1, 9),
+    st.sampled_from(["paged", "stateful"]),
+    sizes,
+    finite,
+    st.booleans(),
+    finite,
+    finite,
 )
 manifests = st.builds(
     Manifest,
