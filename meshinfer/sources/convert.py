@@ -92,10 +92,11 @@ def _from_gguf(job: _Job, path: Path) -> Iterator[ModelFolder]:
     tokenizer = build_tokenizer(header, path.name)
     _check_bits(job, header.precision)
     with work_folder(job.folders) as work:
-        disk.require_space(work, 2 * header.converted_bytes + _SPARE_BYTES)  # as the reader makes it, and mended
+        needed = 2 * header.converted_bytes + _SPARE_BYTES  # as the reader makes it, and mended
+        disk.require_space(work, needed)
         _place(path, work / "model.gguf", job.folders)
         job.progress("convert", 0, 0)
-        _run_child(["gguf", str(work / "model.gguf")], work, path.name)
+        _run_child(["gguf", str(work / "model.gguf")], work, path.name, needed)
         job.progress("convert", 1, 1)
         check_ir(work)
         write_tokenizer(tokenizer, header, work)
@@ -128,10 +129,11 @@ def _from_checkpoint(job: _Job, folder: Path, commit: str | None) -> Iterator[Mo
     weights = sorted(path for path in folder.iterdir() if is_weights(path.name))
     with work_folder(job.folders) as work:
         size = sum(path.stat().st_size for path in weights)
-        disk.require_space(work, export_bytes(size, bits))
+        needed = export_bytes(size, bits)
+        disk.require_space(work, needed)
         output = work / "ir"
         job.progress("convert", 0, 0)
-        _run_child(["checkpoint", str(folder), str(output), str(bits)], work, folder.name)
+        _run_child(["checkpoint", str(folder), str(output), str(bits)], work, folder.name, needed)
         job.progress("convert", 1, 1)
         check_ir(output)
         revision = commit or sha256_files([folder / CONFIG, *weights], job.progress)
@@ -207,8 +209,8 @@ def _place(source: Path, target: Path, folders: Folders) -> None:
         raise SourceError(f"cannot copy {source} to {target.parent}: {error.strerror or error}") from error
 
 
-def _run_child(arguments: list[str], work: Path, name: str) -> None:
-    """Run a conversion in its own process; its failure or crash becomes one SourceError."""
+def _run_child(arguments: list[str], work: Path, name: str, needed_bytes: int) -> None:
+    """Run a conversion in its own process; its failure or crash becomes one SourceError, or NoSpaceError."""
     report, log = work / "error.json", work / "log.txt"
     temporary = work / "tmp"
     with disk.converted(work):
@@ -230,10 +232,17 @@ def _run_child(arguments: list[str], work: Path, name: str) -> None:
         finally:
             process.kill()
             process.wait()
-    if code and disk.free_bytes(work) < _LEAST_FREE_BYTES:
-        raise NoSpaceError(str(work), _LEAST_FREE_BYTES, disk.free_bytes(work))
     if code:
+        _blame_the_disk(work, needed_bytes)
         raise SourceError(f"{name} could not be converted: {_reason(report, log, code)}")
+
+
+def _blame_the_disk(work: Path, needed_bytes: int) -> None:
+    """Raise NoSpaceError where somebody took the space that was there, or more was needed than one could know."""
+    free = disk.free_bytes(work)
+    missing = needed_bytes - sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
+    if free < max(missing, _LEAST_FREE_BYTES):
+        raise NoSpaceError(str(work), max(missing, _LEAST_FREE_BYTES), free)
 
 
 def _reason(report: Path, log: Path, code: int) -> str:

@@ -178,6 +178,47 @@ def test_a_reader_that_goes_away_is_quiet() -> None:
     process.stderr.close()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "Missing argument 'MODEL' (see: meshinfer run --help)"),
+        (["run", "x", "hi", "--threads", "0"], "'--threads': 0 is not in the range 1<=x<=1024 (see: meshinfer run"),
+        (["run", "x", "hi", "--kv", "foo"], "'foo' is not one of 'paged', 'stateful' (see: meshinfer run --help)"),
+        (["--bogus"], "No such option '--bogus' (see: meshinfer --help)"),
+        (["nonesuch"], "No such command 'nonesuch' (see: meshinfer --help)"),
+        (["model", "add", ""], "cannot look at '': it is empty"),
+        (["--home", "~nobody-of-that-name/x", "model", "list"], "cannot be the folder for models"),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_one_line(words: list[str], said: str) -> None:
+    result = run(*words)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ") and said in line
+
+
+def test_without_a_command_there_is_help() -> None:
+    assert run().stdout == run("--help").stdout and "Commands:" in run().stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize("words", [["--help"], ["devices"], ["devices", "--json"], ["run", "--help"]])
+def test_output_that_cannot_be_written_is_one_line(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "meshinfer", *words]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 1
+    assert result.stderr == "error: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell of POSIX closes descriptors")
+@pytest.mark.parametrize("closed", ["<&-", ">&-"])
+def test_closed_streams_are_no_fault_of_ours(closed: str) -> None:
+    line = f"{sys.executable} -m meshinfer run nonesuch {closed}"
+    result = subprocess.run(["sh", "-c", line], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert result.returncode in (1, 2) and "unexpected" not in result.stderr and "Traceback" not in result.stderr
+
+
 def test_a_character_the_terminal_lacks_becomes_a_question_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     module._make_printable(stream)

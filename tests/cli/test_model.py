@@ -101,13 +101,55 @@ def test_a_repository_is_added_from_the_hub_that_the_environment_names(
 
 
 def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_cut(tmp_path: Path, tiny_home: Folders) -> None:
-    folder = tmp_path / "ir"
-    with prepare(str(tiny_home.home.parent / "tiny.gguf"), Folders(tmp_path / "other")) as made:
-        shutil.copytree(made.folder, folder, ignore=shutil.ignore_patterns("*.gguf", "tmp"))
+    folder = _ir_of_tiny(tmp_path, tiny_home)
     (folder / "tokenizer.json").write_text("{}")
     folders = Folders(tmp_path / "home")
     assert "cannot read the tokenizer in" in complaint(meshinfer(folders, "model", "add", str(folder)))
     assert listing(folders) == {}
+
+
+@pytest.mark.parametrize("harm", [flip_byte, Path.unlink], ids=["flipped", "missing"])
+def test_adding_again_mends_what_is_damaged(
+    tiny_home: Folders, copy_home: Callable[[Folders], Folders], harm: Callable[[Path], None]
+) -> None:
+    folders = copy_home(tiny_home)
+    store = Store(folders)
+    harm(store.path(store.load("tiny").shards[1].weights))
+    assert "add the model again" in complaint(meshinfer(folders, "run", "tiny", "hi"))
+    added = meshinfer(folders, "model", "add", str(tiny_home.home.parent / "tiny.gguf"))
+    assert "making it anew" in added.stderr and "4 shards" in succeeded(added)
+    succeeded(meshinfer(folders, "run", "tiny", "hi", "--max-tokens", "2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("generation_config.json", '{"temperature": NaN}', "says of itself cannot be kept"),
+        ("generation_config.json", '{"temperature": 1e999}', "says of itself cannot be kept"),
+        ("chat_template.jinja", "{% for", "chat template is damaged"),
+        ("config.json", "[" * 100_000, "cannot read"),
+    ],
+)
+def test_what_a_folder_says_of_its_model_is_checked_before_the_work(
+    tmp_path: Path, tiny_home: Folders, name: str, text: str, said: str
+) -> None:
+    folder = _ir_of_tiny(tmp_path, tiny_home)
+    (folder / name).write_text(text)
+    folders = Folders(tmp_path / "home")
+    assert said in complaint(meshinfer(folders, "model", "add", str(folder)))
+    assert listing(folders) == {}
+
+
+def test_a_piped_table_keeps_its_lines(tiny_home: Folders, copy_home: Callable[[Folders], Folders]) -> None:
+    folders = copy_home(tiny_home)
+    text = succeeded(meshinfer(folders, "model", "list"))
+    assert len(text.splitlines()) == 2 and str(tiny_home.home.parent / "tiny.gguf") in text
+
+
+def _ir_of_tiny(folder: Path, tiny_home: Folders) -> Path:
+    with prepare(str(tiny_home.home.parent / "tiny.gguf"), Folders(folder / "other")) as made:
+        shutil.copytree(made.folder, folder / "ir", ignore=shutil.ignore_patterns("*.gguf", "tmp"))
+    return folder / "ir"
 
 
 # --- refused ---------------------------------------------------------------------------------------------------------

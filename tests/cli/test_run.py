@@ -142,7 +142,7 @@ def test_a_reader_that_goes_away_ends_a_stream_quietly(smollm2_home: Folders) ->
         (["nonesuch", "hi"], "no model 'nonesuch' here (have: tiny); add it with: meshinfer model add"),
         (["no such model", "hi"], "'no such model' is no model name: 1 to 64 of a-z, 0-9,"),
         (["./m.gguf", "hi"], "'./m.gguf' is a source, not the name of a model here: meshinfer model add ./m.gguf"),
-        (["tiny", "hi", "--kv", "paged", "--kv-budget", "1000000000000"], "of KV cache failed: not enough memory"),
+        (["tiny", "hi", "--kv", "paged", "--kv-budget", "1000000000"], "of KV cache failed: not enough memory"),
         (["con", "hi"], "'con' is no model name: Windows keeps 'con' for itself"),
         (["", "hi"], "'' is no model name"),
     ],
@@ -182,6 +182,16 @@ def test_a_damaged_shard_is_named_with_its_hash(tiny_home: Folders, copy_home: C
     flip_byte(store.path(ref))
     said = complaint(meshinfer(folders, "run", "tiny", "hi"))
     assert ref.sha256 in said and ref.name in said and "damaged" in said
+
+
+def test_a_damaged_tokenizer_is_named(tiny_home: Folders, copy_home: Callable[[Folders], Folders]) -> None:
+    folders = copy_home(tiny_home)
+    store = Store(folders)
+    for ref in store.load("tiny").tokenizer:
+        flip_byte(store.path(ref))
+        said = complaint(meshinfer(folders, "run", "tiny", "hi"))
+        assert ref.name in said and ref.sha256 in said
+        flip_byte(store.path(ref))
 
 
 def test_a_missing_shard_is_named(tiny_home: Folders, copy_home: Callable[[Folders], Folders]) -> None:

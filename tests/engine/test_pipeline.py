@@ -99,6 +99,15 @@ def test_blocks_of_different_sizes_cannot_be_shared() -> None:
     assert Pipeline([AddsOne(block_tokens=16), AddsOne(block_tokens=32, block_bytes=0)]).pool.block_tokens == 16
 
 
+@pytest.mark.parametrize("counts", [[], [3], [1, 1, 1]])
+def test_tokens_and_entries_have_to_agree(counts: list[int]) -> None:
+    stage = AddsOne()
+    entries = [Entry(SequenceId(n), 0, count) for n, count in enumerate(counts)]
+    with pytest.raises(StepError, match="2 tokens for .* entries of"):
+        Pipeline([stage]).forward(entries, np.zeros(2, np.int64))
+    assert stage.steps == []
+
+
 def test_the_smallest_cache_counts() -> None:
     pipeline = Pipeline([AddsOne(kv_blocks=8), AddsOne(kv_blocks=2, block_bytes=500_000), AddsOne(kv_blocks=1 << 40)])
     pipeline.require_capacity(8)

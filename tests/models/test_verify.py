@@ -14,8 +14,9 @@ from meshinfer.files.progress import silent
 from meshinfer.models import verify
 from meshinfer.models.check import unsplit_graph, usable_backend
 from meshinfer.models.verify import verify_new
-from meshinfer.shards.manifest import Manifest
+from meshinfer.shards.manifest import Manifest, Verification
 from meshinfer.shards.store import Store
+from meshinfer.types import KvBackend
 
 
 @pytest.fixture
@@ -79,3 +80,12 @@ def test_only_what_was_verified_is_used(tiny: tuple[Store, Manifest]) -> None:
         usable_backend(hybrid, "paged")
     with pytest.raises(InputError, match="was never verified"):
         usable_backend(dataclasses.replace(manifest, verification=()))
+
+
+def test_equal_tokens_are_not_enough() -> None:
+    def result(kv: KvBackend, difference: float, equal: bool = True) -> bool:
+        return Verification(2, kv, 36, difference, equal, 1.0, largest_logit=20.0).reproduced
+
+    assert result("stateful", 0.0) and result("paged", 0.001)
+    assert not result("stateful", 1e-9) and not result("paged", 0.2) and not result("paged", 0.0, equal=False)
+    assert not result("paged", float("inf")) and not result("paged", float("nan"))

@@ -32,6 +32,10 @@ class Hub:
     served: dict[str, bytes] = field(default_factory=dict)
     """Bytes sent in place of those that the listing promises."""
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    commit: object = COMMIT
+    """What the hub calls the commit."""
+    said: bytes | None = None
+    """What it answers instead of its listing."""
     url: str = ""
 
     def downloads(self) -> list[str]:
@@ -48,7 +52,7 @@ class Hub:
             if name in self.large:
                 sibling["lfs"] = {"sha256": sha256(data), "size": len(data), "pointerSize": 134}
             siblings.append(sibling)
-        return {"id": self.repo, "modelId": self.repo, "sha": COMMIT, "siblings": siblings, "tags": []}
+        return {"id": self.repo, "modelId": self.repo, "sha": self.commit, "siblings": siblings, "tags": []}
 
 
 def sha256(data: bytes) -> str:
@@ -98,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.content.gated and headers.get("authorization") != "Bearer good-token":
             return self._error(401, "GatedRepo")
         if path in (f"/api/models/{self.content.repo}/revision/{name}" for name in ("main", COMMIT)):
-            body = json.dumps(self.content.listing()).encode()
+            body = json.dumps(self.content.listing()).encode() if self.content.said is None else self.content.said
             return self._send(200, {"Content-Type": "application/json", "Content-Length": str(len(body))}, body)
         if path.startswith(f"/api/models/{self.content.repo}/revision/"):
             return self._error(404, "RevisionNotFound")

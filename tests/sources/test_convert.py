@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -195,6 +196,18 @@ def test_a_full_disk_is_seen_before_the_work(
         with pytest.raises(NoSpaceError):
             enter(str(source), folders)
     assert list(folders.work.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_while_converting_is_said(
+    tmp_path: Path, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_gguf(tmp_path / "m.gguf", weights="Q4_1", layers=16)
+    monkeypatch.setattr(disk, "require_space", lambda *_: None)  # as if somebody else took what it had seen
+    for size_mb in (1, 4, 7):
+        home = Folders(small_disk(size_mb) / "home")
+        with pytest.raises(NoSpaceError):
+            enter(str(source), home)
+        assert list(home.work.iterdir()) == []
 
 
 def test_a_file_is_copied_where_the_disk_has_no_links(

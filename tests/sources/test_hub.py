@@ -199,6 +199,29 @@ def test_offline_mode_is_said(tiny: Hub, monkeypatch: pytest.MonkeyPatch) -> Non
         close_session()
 
 
+@pytest.mark.parametrize("commit", ["/tmp/elsewhere", "../../elsewhere", "abc", None, 7, "0" * 41])
+def test_a_commit_that_is_none_names_no_folder(folders: Folders, commit: object) -> None:
+    with serve(two_files(commit=commit)) as server, pytest.raises(SourceError, match="calls the commit of org/tiny"):
+        hub.list_repo("org/tiny", "main", server.url)
+    assert not folders.home.exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"<html>", b"[]", b"null", b"{}", b'{"siblings": [7]}', b'{"siblings": [{"rfilename": "a", "size": "b"}]}'],
+)
+def test_answers_without_sense_are_one_line(said: bytes) -> None:
+    with serve(two_files(said=said)) as server, pytest.raises(SourceError, match="the hub"):
+        hub.list_repo("org/tiny", "main", server.url)
+
+
+def test_a_file_without_end_is_not_read_to_its_end(folders: Folders) -> None:
+    with serve(two_files(served={"model.safetensors": WEIGHTS * 20})) as server:
+        listing = hub.list_repo("org/tiny", "main", server.url)
+        with pytest.raises(CorruptFileError, match=f"size in bytes should be {len(WEIGHTS)}, is"):
+            hub.download(listing, folders, silent, server.url)
+
+
 def test_a_full_disk_is_seen_before_the_download(tiny: Hub, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda _: 10)
     with pytest.raises(NoSpaceError) as caught:
