@@ -61,7 +61,7 @@ class BenchOptions:
     threads: int = 1
     prompt_tokens: int = 64
     decode_tokens: int = 64
-    rounds: int = 5
+    rounds: int = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def command() -> None:
 )
 @click.option("--prompt-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens before the clock.")
 @click.option("--decode-tokens", type=click.IntRange(8), default=64, show_default=True, help="Tokens under the clock.")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Times each is measured.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Times each is measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def stage(
