@@ -82,6 +82,7 @@ ALLOWED = {
     "types": set(),
     "errors": set(),
     "config": {"errors"},
+    "membership": BASE,
     "planning": BASE,
     "ring": BASE,
     "security": BASE | {"files"},
