@@ -30,7 +30,7 @@ class MissingExtraError(SourceError):
 
     def __init__(self, what: str, extra: str) -> None:
         self.extra = extra
-        super().__init__(f"{what} needs the '{extra}' extra: pip install 'meshinfer[{extra}]'")
+        super().__init__(f"{what} needs the '{extra}' extra: pip install '.[{extra}]' in the checkout of meshinfer")
 
 
 class CutError(SourceError):
@@ -43,7 +43,7 @@ class ModelNotFoundError(InputError):
     def __init__(self, name: str, known: list[str]) -> None:
         self.name = name
         have = ", ".join(sorted(known)) or "none yet"
-        super().__init__(f"no model '{name}' here (have: {have}); add it with: meshinfer model add {name}")
+        super().__init__(f"no model '{name}' here (have: {have}); add one with: meshinfer model add SOURCE")
 
 
 class CorruptFileError(InputError):

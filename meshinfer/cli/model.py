@@ -86,7 +86,7 @@ def list_models(folders: Folders, as_json: bool) -> None:
 
 
 @command.command("show")
-@click.argument("name")
+@click.argument("name", metavar="MODEL")
 @as_json_option
 @click.pass_obj
 def show(folders: Folders, name: str, as_json: bool) -> None:
@@ -101,7 +101,7 @@ def show(folders: Folders, name: str, as_json: bool) -> None:
 
 
 @command.command("verify")
-@click.argument("name")
+@click.argument("name", metavar="MODEL")
 @click.option("--stages", default=1, show_default=True, help="Stages to compose.")
 @click.option("--kv", type=click.Choice(["paged", "stateful"]), help="KV back end.  [default: the model's best]")
 @as_json_option
@@ -127,7 +127,7 @@ def verify(folders: Folders, name: str, stages: int, kv: str | None, as_json: bo
 
 
 @command.command("rm")
-@click.argument("name")
+@click.argument("name", metavar="MODEL")
 @as_json_option
 @click.pass_obj
 def remove(folders: Folders, name: str, as_json: bool) -> None:
@@ -135,7 +135,10 @@ def remove(folders: Folders, name: str, as_json: bool) -> None:
     from meshinfer.shards.store import Store
 
     freed = Store(folders).remove(name)
-    click.echo(json.dumps({"name": name, "freed_bytes": freed}) if as_json else f"{name} removed, {size(freed)} freed")
+    if as_json:
+        click.echo(json.dumps({"name": name, "freed_bytes": freed}))
+    else:
+        click.echo(f"{name} removed, {size(freed)} freed{'' if freed else ': another model has the same files'}")
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def command(
     from meshinfer.models.chat import Chat, ChatOptions
     from meshinfer.types import kv_backend
 
-    text = _prompt(prompt)
+    text = _prompt(prompt, model)
     options = ChatOptions(
         stages=stages,
         kv=kv_backend(kv) if kv else None,
@@ -83,6 +83,8 @@ def command(
             click.echo(piece, nl=False)
         click.echo()
         ended = time.monotonic()
+    if answer.tokens >= answer.room and sys.stderr.isatty():
+        click.echo(f"(stopped after {plural(answer.tokens, 'token')}: --max-tokens, or the model's context)", err=True)
     if stats:
         tokens = answer.tokens
         rate = (tokens - 1) / (ended - first) if tokens > 1 and ended > first else 0.0
@@ -93,10 +95,10 @@ def command(
         )
 
 
-def _prompt(given: str | None) -> str:
+def _prompt(given: str | None, model: str) -> str:
     """The prompt, from stdin where it is not given. Raises InputError where there is none."""
     if given is None and (sys.stdin is None or sys.stdin.isatty()):
-        raise InputError('no prompt: give one, as in: meshinfer run MODEL "What is the capital of France?"')
+        raise InputError(f"no prompt for the model '{model}': give one, as in: meshinfer run smollm2-135m \"Why?\"")
     try:
         text = sys.stdin.buffer.read().decode("utf-8-sig") if given is None else given
     except UnicodeDecodeError as error:

@@ -51,7 +51,7 @@ def progress_bars() -> Iterator[Progress]:
         TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
     )
-    seen: dict[str, TaskID] = {}
+    current: tuple[str, TaskID] | None = None
     with Bars(*columns, console=console) as bars:
 
         def finish() -> None:
@@ -60,10 +60,11 @@ def progress_bars() -> Iterator[Progress]:
                     bars.update(task.id, total=task.total or 1, completed=task.total or 1)
 
         def draw(phase: str, done: int, total: int) -> None:
-            if phase not in seen:
+            nonlocal current
+            if current is None or current[0] != phase:
                 finish()
-                seen[phase] = bars.add_task(LABELS.get(phase, phase), total=None, amount="")
-            bars.update(seen[phase], total=total or None, completed=done, amount=_amount(phase, done, total))
+                current = phase, bars.add_task(LABELS.get(phase, phase), total=None, amount="")
+            bars.update(current[1], total=total or None, completed=done, amount=_amount(phase, done, total))
 
         yield draw
         finish()

@@ -58,6 +58,10 @@ def add_model(
     with store.adding(chosen, on_wait) as work:
         if chosen in store.names():
             existing = store.load(chosen)
+            if existing.source == canonical and bits is not None and existing.bits is None:
+                raise InputError(
+                    f"{source} already is {existing.precision}: bits applies to Hugging Face checkpoints only"
+                )
             if existing.source != canonical or bits not in (None, existing.bits):
                 raise InputError(
                     f"'{chosen}' is here already, made from {existing.source}: "

@@ -39,11 +39,11 @@ class ChatOptions:
 
 
 class Answer:
-    """The text of one answer as it comes; `tokens` counts what has been produced so far."""
+    """The text of one answer as it comes. `tokens` counts what has been produced so far, of at most `room`."""
 
-    def __init__(self, ids: Iterator[int], tokenizer: Tokenizer, prompt_tokens: int) -> None:
+    def __init__(self, ids: Iterator[int], tokenizer: Tokenizer, prompt_tokens: int, room: int) -> None:
         self._ids, self._text = ids, Detokenizer(tokenizer)
-        self.prompt_tokens, self.tokens = prompt_tokens, 0
+        self.prompt_tokens, self.tokens, self.room = prompt_tokens, 0, room
 
     def __iter__(self) -> Iterator[str]:
         for token in self._ids:
@@ -109,4 +109,4 @@ class Chat:
                 sampling=sampling,
                 eos_ids=eos,
             )
-            yield Answer(ids, self.tokenizer, len(prompt))
+            yield Answer(ids, self.tokenizer, len(prompt), room)

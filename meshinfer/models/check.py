@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from meshinfer.engine.pipeline import even_cuts
-from meshinfer.errors import InputError, VerificationError
+from meshinfer.errors import InputError, SourceError, VerificationError
 from meshinfer.files.progress import Progress, silent
 from meshinfer.models.verify import compare, reference
 from meshinfer.shards.manifest import Manifest, Verification
@@ -69,7 +69,13 @@ def verify_model(
     even_cuts(manifest, stages)  # refused now, not after a minute of hashing
     check_files(store, manifest, progress)
     chosen = kv or usable_backend(manifest)
-    with unsplit_graph(store, manifest, progress) as graph:
+    with ExitStack() as stack:
+        try:
+            graph = stack.enter_context(unsplit_graph(store, manifest, progress))
+        except SourceError as error:
+            raise SourceError(
+                f"the files of {name} are whole, but to compare them takes their source: {error}"
+            ) from error
         progress("verify", 0, 2)
         expected = reference(graph)
         progress("verify", 1, 2)

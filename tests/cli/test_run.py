@@ -139,7 +139,7 @@ def test_a_reader_that_goes_away_ends_a_stream_quietly(smollm2_home: Folders) ->
         (["tiny", " \n"], "the prompt is empty"),
         (["tiny", "", "--raw"], "the prompt is empty"),
         (["tiny"], "the prompt is empty"),
-        (["nonesuch", "hi"], "no model 'nonesuch' here (have: tiny); add it with: meshinfer model add"),
+        (["nonesuch", "hi"], "no model 'nonesuch' here (have: tiny); add one with: meshinfer model add"),
         (["no such model", "hi"], "'no such model' is no model name: 1 to 64 of a-z, 0-9,"),
         (["./m.gguf", "hi"], "'./m.gguf' is a source, not the name of a model here: meshinfer model add ./m.gguf"),
         (["tiny", "hi", "--kv", "paged", "--kv-budget", "1000000000"], "of KV cache failed: not enough memory"),

@@ -184,7 +184,7 @@ def test_without_the_extra_a_checkpoint_says_what_to_install(
     checkpoint: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=r"needs the 'export' extra: pip install 'meshinfer\[export\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs the 'export' extra: pip install '\.\[export\]'"):
         enter(str(checkpoint), folders)
 
 
