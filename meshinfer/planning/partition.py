@@ -3,7 +3,8 @@
 For a bound on the slowest stage, dynamic programming over the shards finds the ring of least latency. The
 lower the bound, the higher that latency, so the bound where both weigh the same is the best for so
 many users: a bisection finds it. Which nodes in which order is part of the programme for as many nodes as
-an office has (`EXACT_NODES`); for more, several orders are tried, in each of which any node may be left out.
+an office has (`EXACT_NODES`); for more, several orders are tried, in each of which any node may be left out, and all
+orders of the fastest and of the largest few.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from meshinfer.planning.specs import Demand, ModelSpec, Network, NodeSpec
 EXACT_NODES = 5
 _REWARD_S = 1e3
 """Taken from the latency of rings that have the wanted node, so that they win."""
-TAILS, HEADS = 4, 3
-"""Orders that are tried where there are too many nodes to try all: by how many tails, and by how many heads."""
+TAILS, HEADS, ABLEST = 3, 2, 4
+"""Where there are too many nodes to try all: orders by how many tails, by how many heads, and so many nodes in all."""
 
 Choice = list[tuple[int, int, int]]
 """A ring: (node, start, stop) of each stage."""
@@ -104,17 +105,22 @@ class _Problem:
         for node in everyone:
             if np.isfinite(self.seconds[node][0, -1]):
                 yield self._ring([(node, 0, self.ends - 1)])
-        if 1 < len(everyone) <= EXACT_NODES:
-            for head in everyone:
-                yield self._best([head, *(node for node in everyone if node != head)], _in_any_order)
-        elif everyone:
-            for order in self._orders(everyone):
-                yield self._best(order, _in_order)
+        if len(everyone) <= EXACT_NODES:
+            yield from self._in_any_order(everyone)
+            return
+        fastest = sorted(everyone, key=lambda node: (self.nodes[node].layer_s, self.nodes[node].id))
+        largest = sorted(everyone, key=lambda node: (-self.nodes[node].memory_bytes, self.nodes[node].id))
+        for order in self._orders(fastest, largest):
+            yield self._best(order, _in_order)
+        for ablest in dict.fromkeys((tuple(fastest[:ABLEST]), tuple(largest[:ABLEST]))):
+            yield from self._in_any_order(list(ablest))
 
-    def _orders(self, among: list[int]) -> Iterator[list[int]]:
+    def _in_any_order(self, nodes: list[int]) -> Iterator[Ring | None]:
+        for head in nodes:
+            yield self._best([head, *(node for node in nodes if node != head)], _in_any_order)
+
+    def _orders(self, fastest: list[int], largest: list[int]) -> Iterator[list[int]]:
         """By speed, then each of the ablest as the tail, which has the head of the model; by the nearest neighbour."""
-        fastest = sorted(among, key=lambda node: (self.nodes[node].layer_s, self.nodes[node].id))
-        largest = sorted(among, key=lambda node: (-self.nodes[node].memory_bytes, self.nodes[node].id))
         yield largest
         yield largest[::-1]
         for tail in dict.fromkeys([*fastest[:TAILS], *largest[:TAILS]]):

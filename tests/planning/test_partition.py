@@ -73,17 +73,16 @@ def test_many_nodes_are_never_worse_than_one(data: st.DataObject, demand: Demand
         assert found.prediction.tokens_per_s(demand.sequences) >= best
 
 
-@settings(max_examples=25)
+@settings(max_examples=100)
 @given(data=st.data(), demand=demands)
-def test_trying_some_orders_comes_close_to_trying_all_on_one_network(data: st.DataObject, demand: Demand) -> None:
-    """In an office with one switch the order hardly matters."""
+def test_slow_nodes_do_not_hide_what_the_others_can_do(data: st.DataObject, demand: Demand) -> None:
     here, shards = data.draw(nodes(4)), model(5)
     spare = [node(f"spare-{n}", memory_mb=16, layer_ms=1000) for n in range(EXACT_NODES)]
     exact, tried = (best_ring(shards, some, Network(LAN), demand) for some in (here, [*here, *spare]))
     if exact is not None:
         assert tried is not None
         rates = [ring.prediction.tokens_per_s(demand.sequences) for ring in (exact, tried)]
-        assert rates[1] >= 0.8 * rates[0]
+        assert rates[1] >= (1 - 1e-9) * rates[0]
 
 
 def test_a_fast_machine_carries_more() -> None:
