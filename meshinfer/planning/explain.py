@@ -70,7 +70,7 @@ def _reason(
     used = [n for n in nodes if n.id in {stage.node for stage in ring.stages}]
     with_it = best_ring_with(model, [*used, node], network, demand, node)
     if with_it is None:
-        return "left out: with it the model does not fit better"
+        return "left out: no ring that fits has a stage on it"
     now, then = (r.prediction.tokens_per_s(demand.sequences) for r in (ring, with_it))
     return f"left out: {_cause(model, network, used, node)}; with it {then:.1f} tokens/s instead of {now:.1f}"
 

@@ -37,11 +37,22 @@ def fetch_resumable(
     """
     import httpx
 
+    def stream() -> None:
+        start = _size(part)
+        asked = {**headers, "Accept-Encoding": "identity", **({"Range": f"bytes={start}-"} if start else {})}
+        with client.stream("GET", url, headers=asked, follow_redirects=True, timeout=TIMEOUT_S) as response:
+            if start and response.status_code == _RANGE_NOT_SATISFIABLE:  # it is whole, or longer than whole
+                return
+            check(response)
+            resumed = response.status_code == _PARTIAL
+            with part.open("ab" if resumed else "wb") as file:
+                _write(response, file, start if resumed else 0, size_bytes, report)
+
     pauses = list(_PAUSES_S)
     while True:
         before = _size(part)
         try:
-            _stream(client, url, headers, part, size_bytes, check, report)
+            stream()
             return
         except httpx.TransportError:
             if _size(part) > before:
@@ -50,26 +61,6 @@ def fetch_resumable(
                 time.sleep(pauses.pop(0))
             else:
                 raise
-
-
-def _stream(
-    client: httpx.Client,
-    url: str,
-    headers: Mapping[str, str],
-    part: Path,
-    size_bytes: int,
-    check: Callable[[httpx.Response], None],
-    report: Callable[[int], None],
-) -> None:
-    start = _size(part)
-    asked = {**headers, "Accept-Encoding": "identity", **({"Range": f"bytes={start}-"} if start else {})}
-    with client.stream("GET", url, headers=asked, follow_redirects=True, timeout=TIMEOUT_S) as response:
-        if start and response.status_code == _RANGE_NOT_SATISFIABLE:  # it is whole, or longer than whole
-            return
-        check(response)
-        resumed = response.status_code == _PARTIAL
-        with part.open("ab" if resumed else "wb") as file:
-            _write(response, file, start if resumed else 0, size_bytes, report)
 
 
 def _write(response: httpx.Response, file: BinaryIO, done: int, size_bytes: int, report: Callable[[int], None]) -> None:
