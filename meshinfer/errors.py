@@ -93,6 +93,26 @@ class DeviceError(InputError):
     """A device that is missing or cannot run the model."""
 
 
+class NotReadyError(MeshinferError):
+    """The mesh cannot answer yet; the same request may be sent again after `retry_after_s`."""
+
+    def __init__(self, why: str, retry_after_s: int = 2) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(why)
+
+
+class BusyError(NotReadyError):
+    """More requests are waiting than this node keeps."""
+
+
+class RequestLostError(MeshinferError):
+    """A request that the mesh could not finish, although it was tried again."""
+
+
+class UnknownModelError(InputError):
+    """A request names a model that the mesh does not serve."""
+
+
 class VerificationError(MeshinferError):
     """A shard set that does not reproduce its model."""
 

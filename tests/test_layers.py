@@ -84,7 +84,7 @@ ALLOWED = {
     "config": {"errors"},
     "membership": BASE,
     "planning": BASE,
-    "ring": BASE,
+    "wire": BASE,
     "security": BASE | {"files"},
     "text": BASE | {"files"},
     "files": BASE,

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from meshinfer.ring.codec import CODECS, Codec, CodecError, TensorHeader, decode, encode
-from meshinfer.ring.frames import MAX_HEADER_BYTES, FrameError, decode_all, encode_all, pack, unpack
+from meshinfer.wire.codec import CODECS, Codec, CodecError, TensorHeader, decode, encode
+from meshinfer.wire.frames import MAX_HEADER_BYTES, FrameError, decode_all, encode_all, pack, unpack
 
 
 class Ping(msgspec.Struct, tag="ping", frozen=True):

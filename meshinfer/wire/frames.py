@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshinfer.errors import MeshinferError
-from meshinfer.ring.codec import Codec, CodecError, TensorHeader, decode, encode
+from meshinfer.wire.codec import Codec, CodecError, TensorHeader, decode, encode
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_FRAME_BYTES = 320 << 20
