@@ -1,14 +1,18 @@
-"""Where meshinfer keeps its things; the environment is read here and nowhere else."""
+"""Where meshinfer keeps its things; the environment and the config file are read here and nowhere else."""
 
 from __future__ import annotations
 
 import os
+import platform
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
 from meshinfer.errors import InputError
+from meshinfer.settings import Settings, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +71,31 @@ def folders(home: str | os.PathLike[str] | None = None) -> Folders:
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"{str(chosen)!r} cannot be the folder for models: {error}") from error
     return Folders(path)
+
+
+def load_settings(
+    folders: Folders, given: Mapping[str, object], file: Path | None = None
+) -> tuple[Settings, dict[str, str]]:
+    """What an agent is told, and for each field of `Settings` where that is from.
+
+    `given` is what the command line says, by the keys of the config file. `file` has to exist; without it
+    the home's `config.toml` is read if there is one. Raises InputError.
+    """
+    path = file or folders.home / "config.toml"
+    return settle(given, _read_toml(path, needed=file is not None), str(path), platform.node())
+
+
+def _read_toml(path: Path, needed: bool) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except FileNotFoundError as error:
+        if not needed:
+            return {}
+        raise InputError(f"{path}: there is no such file") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 text; save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        hint = "; text with backslashes goes in single quotes" if "\\" in str(error) else ""
+        raise InputError(f"{path}: is not TOML: {error}{hint}") from error

@@ -27,6 +27,7 @@ COMMANDS = {
     "run": "Ask a model one question and stream its answer.",
     "model": "Add, list, show, verify and remove models.",
     "devices": "Show what this machine can compute with.",
+    "config": "Show the settings of an agent, and where they are from.",
     "bench": "Measure speed on this machine.",
 }
 """Every command with its line in the help: no command is imported to print it."""
