@@ -33,7 +33,7 @@ FRAMES_AT_ONCE = 64
 """So many frames are taken from a device before those that are due are sent."""
 EARLY_S = 2e-4
 """An idle machine wakes late, so the last moments before a frame is due are not slept through."""
-LOST = {errno.ENOBUFS, errno.EAGAIN, errno.ENETDOWN, errno.EMSGSIZE, errno.EINVAL}
+LOST = {errno.ENOBUFS, errno.EAGAIN, errno.ENETDOWN, errno.EMSGSIZE, errno.EINVAL, errno.ENXIO, errno.ENODEV}
 """A frame that cannot be sent for one of these reasons is lost, as on any network."""
 
 
