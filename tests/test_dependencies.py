@@ -11,7 +11,7 @@ from tests.tree import ROOT, imported, sources
 CHILD = "sources/child.py"
 """The conversion of checkpoints, in a process of its own: it alone may import what the `export` extra brings."""
 
-COMING = {"aiohttp", "zeroconf"}
+COMING = {"zeroconf"}
 """Needed by the mesh, which is not there yet."""
 
 INDIRECT = {"openvino-tokenizers", "nncf", "typer-slim", "safetensors", "torch", "transformers"}

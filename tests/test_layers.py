@@ -24,6 +24,8 @@ SEEDED = frozenset({"default_rng", "Generator", "SeedSequence", "PCG64", "Philox
 
 WORLD = {
     "__main__.py": "is the command line",
+    "api/handlers.py": "network, clock, randomness",
+    "api/server.py": "network, randomness",
     "bench/clock.py": "clock",
     "bench/genai.py": "OpenVINO inference",
     "bench/stage.py": "runs stages",
@@ -105,6 +107,7 @@ ALLOWED = {
     "sources": BASE | {"files"},
     "shards": BASE | {"files"},
     "engine": BASE | {"shards.compose", "shards.manifest", "shards.ports", "shards.store"},
+    "api": BASE | {"engine.sampling", "text"},
     "models": BASE | {"engine", "files", "shards", "sources", "text"},
     "bench": BASE | {"engine", "files", "models", "shards"},
     "cli": BASE | {"bench", "engine", "files", "models", "shards", "sources", "text"},
