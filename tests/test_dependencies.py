@@ -11,9 +11,6 @@ from tests.tree import ROOT, imported, sources
 CHILD = "sources/child.py"
 """The conversion of checkpoints, in a process of its own: it alone may import what the `export` extra brings."""
 
-COMING = {"zeroconf"}
-"""Needed by the mesh, which is not there yet."""
-
 INDIRECT = {"openvino-tokenizers", "nncf", "typer-slim", "safetensors", "torch", "transformers"}
 """Loaded by other packages: the OpenVINO tokenizers by openvino-genai, the rest by optimum-intel."""
 
@@ -37,7 +34,7 @@ def project() -> dict[str, list[str]]:
 
 def test_dependencies_are_what_is_imported() -> None:
     needed = third_party(set(sources()) - {CHILD})
-    assert needed | COMING | {"openvino-tokenizers"} == set(project()[""])
+    assert needed | {"openvino-tokenizers"} == set(project()[""])
 
 
 def test_the_export_extra_is_what_the_conversion_needs() -> None:
