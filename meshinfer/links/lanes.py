@@ -33,10 +33,10 @@ class Outbox:
         self._lanes: tuple[deque[memoryview], ...] = tuple(deque() for _ in Lane)
         self.queued_bytes = 0
 
-    def put(self, frame: bytes, *, bulk: bool = False) -> None:
-        """Queue a frame."""
-        small = len(frame) < PIECE_BYTES
-        lane = Lane.BULK if bulk else Lane.SMALL if small else Lane.STEPS
+    def put(self, frame: bytes, lane: Lane = Lane.SMALL) -> None:
+        """Queue a frame; a long one is not small whatever its lane. Frames of one lane keep their order."""
+        if lane is Lane.SMALL and len(frame) > PIECE_BYTES:
+            lane = Lane.STEPS
         self._lanes[lane].append(memoryview(frame))
         self.queued_bytes += len(frame)
 

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from meshinfer.links.health import Health
-from meshinfer.links.lanes import MAX_QUEUED_BYTES, PIECE_BYTES, Inbox, Outbox
+from meshinfer.links.lanes import MAX_QUEUED_BYTES, PIECE_BYTES, Inbox, Lane, Outbox
 from meshinfer.membership.events import Address, LinkId
 from meshinfer.wire.frames import FrameError, pack, unpack
 from meshinfer.wire.messages import AnyMessage, Hello
@@ -45,11 +45,11 @@ class Link:
     def name(self) -> str:
         return self.hello.peer.name
 
-    def post(self, message: msgspec.Struct, payloads: Sequence[bytes] = (), *, bulk: bool = False) -> None:
+    def post(self, message: msgspec.Struct, payloads: Sequence[bytes] = (), lane: Lane = Lane.SMALL) -> None:
         """Send when its turn comes; nothing happens where the link is gone by then."""
         if self._closed:
             return
-        self._outbox.put(pack(message, payloads), bulk=bulk)
+        self._outbox.put(pack(message, payloads), lane)
         if self._outbox.queued_bytes > MAX_QUEUED_BYTES:
             log.warning("%s takes nothing any more: closing the link", self.name)
             self.abort()

@@ -23,6 +23,7 @@ from meshinfer.errors import MeshinferError
 from meshinfer.links.dial import DialError, dial
 from meshinfer.links.greet import GreetingError, greet
 from meshinfer.links.health import PROBE_BYTES
+from meshinfer.links.lanes import Lane
 from meshinfer.links.link import SOCKET_LIMIT_BYTES, Link
 from meshinfer.links.listen import Listener
 from meshinfer.membership.events import (
@@ -124,12 +125,12 @@ class Links:
         self._happen(event)
 
     def post(
-        self, node: NodeId, message: msgspec.Struct, payloads: Sequence[bytes] = (), *, bulk: bool = False
+        self, node: NodeId, message: msgspec.Struct, payloads: Sequence[bytes] = (), lane: Lane = Lane.SMALL
     ) -> bool:
         """Send to a node; False where there is no link."""
         link = self._by_node.get(node)
         if link is not None:
-            link.post(message, payloads, bulk=bulk)
+            link.post(message, payloads, lane)
         return link is not None
 
     def post_all(self, message: msgspec.Struct) -> None:
