@@ -117,6 +117,14 @@ class VerificationError(MeshinferError):
     """A shard set that does not reproduce its model."""
 
 
+class SelfCheckError(MeshinferError):
+    """A compiled stage that computes something else than its shards: a fault of this node's device or driver."""
+
+    def __init__(self, what: str, difference: float, tolerance: float) -> None:
+        self.difference, self.tolerance = difference, tolerance
+        super().__init__(f"{what} computes something else: off by {difference:.3g}, {tolerance:g} is allowed")
+
+
 def telling_line(error: BaseException) -> str:
     """The line of a library's message that says something: the last that is not a place in its source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -16,17 +16,19 @@ _BATCHED_RANK = 3
 """[batch, position, width]; some graphs have joined the first two by then."""
 
 
-def assemble(store: Store, manifest: Manifest, start: int, stop: int, *, position_axis: int) -> ov.Model:
+def assemble(
+    store: Store, manifest: Manifest, start: int, stop: int, *, position_axis: int, every_boundary: bool = False
+) -> ov.Model:
     """The model of shards [start, stop), its head applied only to the rows asked for.
 
-    `position_axis` is the axis of the hidden states along which positions lie. Every file
-    is hashed first. Raises RangeError, CorruptFileError, InputError for missing files, DeviceError.
+    `position_axis` is the axis of the hidden states along which positions lie; for `every_boundary` see `compose`.
+    Every file is hashed first. Raises RangeError, CorruptFileError, InputError for missing files, DeviceError.
     """
     specs = manifest.range(start, stop)
     models = [_read(store, spec) for spec in specs]
     if specs[-1].kind == "head":
         _select_rows(models[-1], position_axis)
-    return compose(models, f"{manifest.name}-{start}-{stop}")
+    return compose(models, f"{manifest.name}-{start}-{stop}", every_boundary=every_boundary)
 
 
 def _read(store: Store, spec: ShardSpec) -> ov.Model:

@@ -6,17 +6,20 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
 from meshinfer import __version__
+from meshinfer.engine.devices import resolve
+from meshinfer.engine.golden import record
 from meshinfer.errors import InputError, SourceError
-from meshinfer.files.disk import require_space
+from meshinfer.files.disk import converted, require_space
 from meshinfer.files.progress import Progress, silent
 from meshinfer.models.check import check_files
 from meshinfer.models.verify import verify_new
-from meshinfer.shards.manifest import Manifest
+from meshinfer.shards.manifest import FileRef, Manifest
 from meshinfer.shards.store import Store, model_name
 from meshinfer.shards.write import write_shards
 from meshinfer.sources.aliases import ALIASES
@@ -29,6 +32,8 @@ from meshinfer.text.tokenizer import load_tokenizer
 log = logging.getLogger(__name__)
 
 _SPARE_BYTES = 64 << 20
+_COPIES_WHILE_OVERLAPPING = 6
+"""Times a model's size that verifying it and recording its golden activations at once may take."""
 
 
 def default_name(source: str, found: Source) -> str:
@@ -113,4 +118,20 @@ def build(store: Store, model: ModelFolder, name: str, work: Path, progress: Pro
         bits=model.bits,
         versions={"meshinfer": __version__, "openvino": version("openvino")},
     )
-    return dataclasses.replace(manifest, verification=verify_new(store, manifest, model.folder / IR_GRAPH, progress))
+    with ThreadPoolExecutor(1) as pool:
+        roomy = manifest.size_bytes * _COPIES_WHILE_OVERLAPPING <= resolve("cpu").free_memory_bytes
+        recording = pool.submit(record, store, manifest) if roomy else None
+        verification = verify_new(store, manifest, model.folder / IR_GRAPH, progress)
+        activations = recording.result() if recording else record(store, manifest)
+    golden = _keep_golden(store, activations, work)
+    return dataclasses.replace(manifest, verification=verification, golden=golden)
+
+
+def _keep_golden(store: Store, activations: Sequence[bytes], work: Path) -> tuple[FileRef, ...]:
+    refs = []
+    for index, content in enumerate(activations):
+        path = work / f"golden{index:03d}.f32"
+        with converted(work, len(content)):
+            path.write_bytes(content)
+        refs.append(store.add_file(path, path.name))
+    return tuple(refs)

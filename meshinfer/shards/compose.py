@@ -15,15 +15,17 @@ from meshinfer.errors import CutError
 from meshinfer.shards.ports import HIDDEN, copy_runtime_options, output_name, snapshot
 
 
-def compose(shards: Sequence[ov.Model], name: str = "stage") -> ov.Model:
+def compose(shards: Sequence[ov.Model], name: str = "stage", *, every_boundary: bool = False) -> ov.Model:
     """One model of consecutive `shards`, which are taken apart for it.
 
     Inputs: those of the first shard, plus attention_mask, position_ids, beam_idx where a shard has
-    them. Outputs: those of the last. Raises CutError where an output meets no input.
+    them. Outputs: those of the last, or with `every_boundary` those of all, in order. Raises CutError where an output
+    meets no input.
     """
     known: dict[str, ov.Node] = {}
     parameters: dict[str, ov.Node] = {}
     sinks: list[ov.Node] = []
+    kept: list[ov.Node] = []
     outgoing: dict[str, ov.Output] = {}
     for number, shard in enumerate(shards):
         graph, nodes = snapshot(shard)
@@ -48,8 +50,12 @@ def compose(shards: Sequence[ov.Model], name: str = "stage") -> ov.Model:
         sinks.extend(node for node in nodes if node.get_type_name() == "Assign")
         results = shard.get_results()
         outgoing = {_boundary(result): result.input_value(0) for result in results}
+        kept = [*kept, *results] if every_boundary else results
+    if every_boundary:  # the boundaries' tensors are called alike, and one model cannot name two so
+        for number, result in enumerate(kept):
+            result.output(0).set_names({f"boundary.{number}"})
     try:
-        stage = ov.Model(results, sinks, list(parameters.values()), name)
+        stage = ov.Model(kept, sinks, list(parameters.values()), name)
     except RuntimeError as error:
         raise CutError(f"these shards do not fit together: {error}") from error
     copy_runtime_options(shards[0], stage)

@@ -101,6 +101,8 @@ class Manifest:
     bits: int | None = None
     """What the weights were exported to, where the source left the choice."""
     versions: dict[str, str] = field(default_factory=dict)
+    golden: tuple[FileRef, ...] = ()
+    """What each shard gives for fixed tokens, in exact mode (see `engine.golden`); none in older manifests."""
     format_version: int = FORMAT_VERSION
 
     @property
@@ -123,13 +125,14 @@ class Manifest:
     @property
     def files(self) -> tuple[FileRef, ...]:
         """Every file of the shard set."""
-        return tuple(ref for shard in self.shards for ref in (shard.graph, shard.weights)) + self.tokenizer
+        shards = tuple(ref for shard in self.shards for ref in (shard.graph, shard.weights))
+        return shards + self.tokenizer + self.golden
 
     def fingerprint(self) -> Sha256:
         """SHA-256 of the canonical JSON of what defines the model: not of its name here, where it came from, when and
         how it was checked."""
         data = asdict(self)
-        for about in ("name", "source", "revision", "verification", "versions", "bits"):
+        for about in ("name", "source", "revision", "verification", "versions", "bits", "golden"):
             del data[about]
         canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return Sha256(hashlib.sha256(canonical.encode()).hexdigest())
@@ -156,6 +159,8 @@ def from_json(text: str | bytes) -> Manifest:
     ends = manifest.generation.get("eos_token_id", [])
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
         raise SourceError(f"not a model manifest: eos_token_id is {ends!r} instead of a list of tokens")
+    if len(manifest.golden) not in (0, len(manifest.shards)):
+        raise SourceError("not a model manifest: it has golden activations of some shards only")
     if not _in_order(manifest.shards):
         raise SourceError("not a model manifest: its shards are not an embedding, layers and a head in order")
     return manifest

@@ -72,6 +72,7 @@ manifests = st.builds(
     bits=st.none() | st.integers(2, 16),
     versions=st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=2),
 )
+manifests |= st.builds(lambda made, ref: replace(made, golden=(ref,) * len(made.shards)), manifests, refs)
 
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -90,7 +91,9 @@ def test_round_trip(manifest: Manifest) -> None:
 
 @given(manifests, names)
 def test_the_fingerprint_is_that_of_the_model_not_of_its_name_or_place(manifest: Manifest, name: str) -> None:
-    elsewhere = replace(manifest, name=name, source=f"/home/{name}", revision=name, verification=(), versions={})
+    elsewhere = replace(
+        manifest, name=name, source=f"/home/{name}", revision=name, verification=(), versions={}, golden=()
+    )
     assert elsewhere.fingerprint() == manifest.fingerprint()
     changed = replace(manifest, context_tokens=manifest.context_tokens + 1)
     assert changed.fingerprint() != manifest.fingerprint()
@@ -154,8 +157,14 @@ def test_ranges(manifest: Manifest, start: int, stop: int) -> None:
             manifest.range(start, stop)
 
 
-_OPTIONAL = {"generation", "versions", "bits", "fixed_state_bytes"}
+_OPTIONAL = {"generation", "versions", "bits", "golden", "fixed_state_bytes"}
 """Keys that have a default, or whose content is free."""
+
+
+@given(manifests, refs)
+def test_golden_activations_of_some_shards_only_are_a_source_error(manifest: Manifest, ref: FileRef) -> None:
+    with pytest.raises(SourceError, match="of some shards only"):
+        from_json(replace(manifest, golden=(ref,)).to_json())
 
 
 @given(manifests)
