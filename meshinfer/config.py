@@ -27,6 +27,11 @@ class Folders:
         return self.home / "models"
 
     @property
+    def mesh(self) -> Path:
+        """Manifests of models that the mesh serves, of which this node may hold a part; named by their fingerprints."""
+        return self.home / "mesh"
+
+    @property
     def blobs(self) -> Path:
         """Content-addressed files, named by their SHA-256."""
         return self.home / "blobs"

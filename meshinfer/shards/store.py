@@ -3,6 +3,9 @@
 Blobs and manifests change only under one lock that is held for moments. An adder is a session with a work folder, whose
 lock lives as long as its process; what it has put into `blobs/` is pinned in that folder until its manifest is saved.
 Collection deletes what no manifest names and no living session pins.
+
+A manifest in `models/` promises a whole model. One in `mesh/` is of a model that the mesh serves: this node may hold
+any part of it, and fetches files of it as parts, which resume.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from meshinfer.types import Sha256
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{digit}" for port in ("com", "lpt") for digit in range(10)}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_PART = ".part"
 
 
 def model_name(text: str) -> str:
@@ -122,6 +126,70 @@ class Store:
         if actual != ref.sha256:
             raise CorruptFileError(f"{ref.name} ({path})", ref.sha256, actual, remedy="add the model again")
 
+    def has(self, ref: FileRef) -> bool:
+        """Whether a file is here, by its size; `check` reads it."""
+        try:
+            return self.path(ref).stat().st_size == ref.size_bytes
+        except OSError:
+            return False
+
+    def part_path(self, ref: FileRef) -> Path:
+        """Where a file is gathered that is being fetched; it stays while a manifest in `mesh/` names the file."""
+        return self.path(ref).with_name(f"{ref.sha256}{_PART}")
+
+    def take_part(self, ref: FileRef) -> None:
+        """Make a gathered part the file it was to be.
+
+        Raises CorruptFileError, and the part is gone, where its bytes are others; InputError where there is none.
+        """
+        part = self.part_path(ref)
+        with disk.converted(self.folders.blobs):
+            facts = ("size", str(ref.size_bytes), str(part.stat().st_size)), ("sha256", ref.sha256, sha256_file(part))
+            for kind, expected, actual in facts:
+                if expected != actual:
+                    part.unlink()
+                    raise CorruptFileError(ref.name, expected, actual, kind, remedy="fetch it again")
+            disk.sync_file(part)
+            with self._locked():
+                self._place(part, ref.sha256, ref.size_bytes)
+            part.unlink(missing_ok=True)
+
+    def save_mesh(self, manifest: Manifest) -> Sha256:
+        """Keep the manifest of a model that the mesh serves; its fingerprint. From then on its files stay."""
+        text, fingerprint = manifest.to_json(), manifest.fingerprint()
+        from_json(text)
+        with disk.converted(self.folders.mesh, len(text)):
+            self._make_folders()
+            with self._locked():
+                disk.write_atomic(self._mesh_path(fingerprint), text)
+        return fingerprint
+
+    def load_mesh(self, fingerprint: str) -> Manifest:
+        """Read a manifest of the mesh. Raises InputError where it is not here, SourceError where it is damaged."""
+        path = self._mesh_path(fingerprint)
+        try:
+            manifest = from_json(path.read_bytes())
+        except FileNotFoundError:
+            raise InputError(f"the manifest of model {fingerprint[:12]} is not here") from None
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        if manifest.fingerprint() != fingerprint:
+            raise SourceError(f"{path} is damaged: it is the manifest of {manifest.fingerprint()[:12]}")
+        return manifest
+
+    def mesh_fingerprints(self) -> list[Sha256]:
+        """The fingerprints of all manifests of the mesh, sorted."""
+        stems = (path.stem for path in self.folders.mesh.glob("*.json"))
+        return sorted(Sha256(stem) for stem in stems if _SHA256.fullmatch(stem))
+
+    def forget_mesh(self, fingerprint: str) -> int:
+        """Forget a model of the mesh and delete the files that only it needed; the bytes freed."""
+        with disk.converted(self.folders.home):
+            self._make_folders()
+            with self._locked():
+                self._mesh_path(fingerprint).unlink(missing_ok=True)
+                return self._collect()
+
     def save(self, manifest: Manifest) -> None:
         """Write a manifest; from then on its files stay. Raises InputError where the name means another model."""
         manifest = _named(manifest, model_name(manifest.name))
@@ -165,7 +233,8 @@ class Store:
                 return self._collect()
 
     def _make_folders(self) -> None:
-        for folder in (self.folders.models, self.folders.blobs, self.folders.work, self.folders.locks):
+        home = self.folders
+        for folder in (home.models, home.mesh, home.blobs, home.work, home.locks):
             folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
@@ -189,6 +258,11 @@ class Store:
 
     def _manifest_path(self, name: str) -> Path:
         return self.folders.models / f"{name}.json"
+
+    def _mesh_path(self, fingerprint: str) -> Path:
+        if not _SHA256.fullmatch(fingerprint):  # it may come from another node
+            raise InputError(f"'{fingerprint}' is no fingerprint of a model")
+        return self.folders.mesh / f"{fingerprint}.json"
 
     def _same(self, manifest: Manifest) -> bool:
         try:
@@ -215,11 +289,13 @@ class Store:
         """
         sweep(self.folders)
         sessions = living(self.folders, "adding")
+        mesh = {sha256 for path in self.folders.mesh.glob("*.json") for sha256 in _hashes_in(path)}
         lists = [*self.folders.models.glob("*.json"), *(session / "pins" for session in sessions)]
-        wanted = {sha256 for path in lists for sha256 in _hashes_in(path)}
+        wanted = {sha256 for path in lists for sha256 in _hashes_in(path)} | mesh | {sha256 + _PART for sha256 in mesh}
         alive = {session.name for session in sessions}
-        for part in self.folders.models.glob(".*.part"):
-            part.unlink(missing_ok=True)
+        for folder in (self.folders.models, self.folders.mesh):
+            for part in folder.glob(f".*{_PART}"):
+                part.unlink(missing_ok=True)
         freed = 0
         for blob in self.folders.blobs.iterdir():
             if blob.name in wanted or blob.name.split(".")[0] in alive:

@@ -261,6 +261,106 @@ def test_a_copy_in_progress_is_left_alone(store: Store, tmp_path: Path, monkeypa
         store.check(store.add_file(tmp_path / "mine", "mine", move=False))
 
 
+# --- models of the mesh, of which a part is here ---------------------------------------------------------------------
+
+
+def ref_of(name: str, content: bytes) -> FileRef:
+    return FileRef(name, Sha256(sha(content)), len(content))
+
+
+def gathered(store: Store, ref: FileRef, content: bytes) -> Path:
+    """A part of `ref` with this content."""
+    part = store.part_path(ref)
+    part.write_bytes(content)
+    return part
+
+
+GRAPH, WEIGHTS = ref_of("graph", b"graph"), ref_of("weights", b"weights")
+
+
+def test_a_manifest_of_the_mesh_comes_back_and_is_no_model(store: Store) -> None:
+    assert store.mesh_fingerprints() == []
+    one, two = manifest("one", [GRAPH, WEIGHTS]), manifest("two", [WEIGHTS, GRAPH])
+    fingerprints = [store.save_mesh(one), store.save_mesh(two), store.save_mesh(one)]
+    assert fingerprints == [one.fingerprint(), two.fingerprint(), one.fingerprint()]
+    assert store.mesh_fingerprints() == sorted(fingerprints[:2]) and store.names() == []
+    assert store.load_mesh(one.fingerprint()) == one and store.load_mesh(two.fingerprint()) == two
+    store.forget_mesh(one.fingerprint())
+    store.forget_mesh(one.fingerprint())
+    assert store.mesh_fingerprints() == [two.fingerprint()]
+    with pytest.raises(InputError, match=f"the manifest of model {one.fingerprint()[:12]} is not here"):
+        store.load_mesh(one.fingerprint())
+
+
+@pytest.mark.parametrize("fingerprint", ["", "../../models/one", "0" * 63, "A" * 64, "0" * 64 + "\n"])
+def test_what_is_no_fingerprint_is_refused(store: Store, fingerprint: str) -> None:
+    for call in (store.load_mesh, store.forget_mesh):
+        with pytest.raises(InputError, match="is no fingerprint"):
+            call(fingerprint)
+
+
+def test_a_damaged_manifest_of_the_mesh_is_a_source_error_until_it_is_saved_again(store: Store) -> None:
+    one = manifest("one", [GRAPH, WEIGHTS])
+    path = store.folders.mesh / f"{store.save_mesh(one)}.json"
+    for text in ("{", manifest("one", [WEIGHTS, GRAPH]).to_json()):
+        path.write_text(text, "utf-8")
+        with pytest.raises(SourceError):
+            store.load_mesh(one.fingerprint())
+    store.save_mesh(one)
+    assert store.load_mesh(one.fingerprint()) == one
+
+
+def test_a_part_becomes_a_file(store: Store) -> None:
+    store.save_mesh(manifest("one", [GRAPH, WEIGHTS]))
+    assert not store.has(WEIGHTS)
+    gathered(store, WEIGHTS, b"wei")
+    assert not store.has(WEIGHTS)
+    gathered(store, WEIGHTS, b"weights")
+    store.take_part(WEIGHTS)
+    assert store.has(WEIGHTS) and not store.has(GRAPH) and blobs(store) == {WEIGHTS.sha256}
+    store.check(WEIGHTS)
+    store.path(WEIGHTS).write_bytes(b"wei")
+    assert not store.has(WEIGHTS)
+    gathered(store, WEIGHTS, b"weights")
+    store.take_part(WEIGHTS)
+    store.check(WEIGHTS)
+
+
+@pytest.mark.parametrize("content", [b"wrights", b"wei", b"weights and more", b""])
+def test_a_part_with_other_bytes_is_deleted(store: Store, content: bytes) -> None:
+    store.save_mesh(manifest("one", [GRAPH, WEIGHTS]))
+    part = gathered(store, WEIGHTS, content)
+    with pytest.raises(CorruptFileError, match="weights is damaged: .*; fetch it again"):
+        store.take_part(WEIGHTS)
+    assert not part.exists() and not store.has(WEIGHTS)
+    with pytest.raises(InputError, match="cannot read"):
+        store.take_part(WEIGHTS)
+
+
+def test_collection_leaves_what_the_mesh_serves(store: Store) -> None:
+    one = manifest("one", [GRAPH, WEIGHTS])
+    store.save_mesh(one)
+    gathered(store, GRAPH, b"graph")
+    store.take_part(GRAPH)
+    part, stray = gathered(store, WEIGHTS, b"wei"), gathered(store, ref_of("stray", b"stray"), b"st")
+    add(store, "other", b"a", b"b")
+    assert store.remove("other") == 2
+    assert blobs(store) == {GRAPH.sha256, part.name} and not stray.exists()
+    assert store.forget_mesh(one.fingerprint()) == len(b"graph") + len(b"wei")
+    assert blobs(store) == set()
+
+
+def test_a_model_here_keeps_its_files_but_no_parts_when_the_mesh_forgets_it(store: Store) -> None:
+    refs = add(store, "one", b"graph", b"weights")
+    store.save_mesh(store.load("one"))
+    gathered(store, WEIGHTS, b"wei")
+    store.remove("one")
+    assert blobs(store) == {*(ref.sha256 for ref in refs), store.part_path(WEIGHTS).name}
+    add(store, "one", b"graph", b"weights")
+    assert store.forget_mesh(store.load("one").fingerprint()) == len(b"wei")
+    assert blobs(store) == {ref.sha256 for ref in refs} and store.load("one").files == (*refs * 3,)
+
+
 # --- several processes ---------------------------------------------------------------------------------------------
 
 
