@@ -24,6 +24,8 @@ from meshinfer.config import folders
 from meshinfer.errors import MeshinferError
 
 COMMANDS = {
+    "up": "Run the agent of this machine: find the others, carry layers, answer prompts.",
+    "ask": "Ask the mesh one question and stream its answer.",
     "run": "Ask a model one question and stream its answer.",
     "model": "Add, list, show, verify and remove models.",
     "devices": "Show what this machine can compute with.",

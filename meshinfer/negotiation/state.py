@@ -47,6 +47,8 @@ from meshinfer.wire.messages import (
 
 SETTLE_S = 0.4
 """How long the members stay the same before the leader plans: many nodes start at once."""
+PATIENCE_S = 6.0
+"""How long the leader waits for nodes to know the model and to have measured themselves with it."""
 ANSWER_S = 5.0
 """How long a node may take to accept or refuse."""
 SERVE_S = 5.0
@@ -183,7 +185,7 @@ class Negotiation:
                 self.seen = max(self.seen, seen)
                 yield from self._refused(sender, epoch, reason, now)
             case Prepared(epoch=epoch, pool=pool):
-                yield from self._prepared(sender, epoch, pool)
+                yield from self._prepared(sender, epoch, pool, now)
 
     # --- as a node of a plan ------------------------------------------------------------------------------------
 
@@ -260,7 +262,10 @@ class Negotiation:
                 self.why = "no model is chosen yet: meshinfer use MODEL, at any node"
             return
         self._excluded = {n: entry for n, entry in self._excluded.items() if entry[0] > now and n in self.members}
-        ready = all(node in self.reports for node in self.members) or now - self._changed_at > 4 * SETTLE_S
+        measured = all(
+            node in self.reports and self.reports[node].fingerprint == self.choice.fingerprint for node in self.members
+        )
+        ready = measured or now - self._changed_at > PATIENCE_S
         if now - self._changed_at < SETTLE_S or not ready:
             return
         situation = self._situation()
@@ -337,7 +342,7 @@ class Negotiation:
             self._exclude({sender}, reason, now)
         yield from self._give_up(f"{sender[:8]}: {reason}", talk)
 
-    def _prepared(self, sender: NodeId, epoch: int, pool: Pool) -> Iterator[Instruction]:
+    def _prepared(self, sender: NodeId, epoch: int, pool: Pool, now: float) -> Iterator[Instruction]:
         talk = self._talk
         if talk is None or talk.plan.epoch != epoch or sender not in talk.plan.nodes:
             return
@@ -347,7 +352,9 @@ class Negotiation:
         self._talk = None
         agreed = common_pool(list(talk.pools.values()))
         for node in self.members:
-            yield Send(node, Commit(plan=talk.plan, pool=agreed))
+            if node != self.me:
+                yield Send(node, Commit(plan=talk.plan, pool=agreed))
+        yield from self._commit(talk.plan, agreed, now)
 
     def _give_up(self, reason: str, talk: _Talk) -> Iterator[Instruction]:
         self._talk = None

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -22,6 +21,7 @@ from meshinfer.errors import MeshinferError
 from meshinfer.planning.plan import Plan, Pool
 from meshinfer.ring.convert import engine_sampling, tokens_of, wire_entries
 from meshinfer.ring.scheduler import Emission, Request, Scheduler, StepNumber
+from meshinfer.ring.timing import StepTiming
 from meshinfer.ring.work import Job, Output, StageWork
 from meshinfer.types import NodeId, SequenceId
 from meshinfer.wire.codec import Codec
@@ -33,23 +33,6 @@ KEPT_TIMINGS = 2048
 
 Post = Callable[[NodeId, msgspec.Struct, Sequence[bytes]], None]
 """Sends a message to a node, to this one too."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepTiming:
-    """Where the time of one decode step went, in seconds, over all stages; what is left is the network."""
-
-    total_s: float
-    scheduling_s: float
-    waiting_s: float
-    codec_s: float
-    inference_s: float
-    hops: int
-    sequences: int
-
-    @property
-    def network_s(self) -> float:
-        return max(0.0, self.total_s - self.scheduling_s - self.waiting_s - self.codec_s - self.inference_s)
 
 
 class RingRunner:

@@ -104,6 +104,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     serving: Count = 0
     ready: Count = 0
     """The epoch of the ring from which this node, its head, has had a real token."""
+    models: tuple[tuple[str, str], ...] = ()
+    """(name, fingerprint) of the models that it has whole."""
     phase: Short = ""
     done: Count = 0
     total: Count = 0

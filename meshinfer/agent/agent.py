@@ -1,0 +1,516 @@
+"""The agent of one PC: links, negotiation, stages, ring, origin and API, tied together on one event loop.
+
+What is to be done is decided by `membership`, `negotiation`, `transfer` and the ring's `scheduler`; here it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from meshinfer.agent.capacity import Capacity
+from meshinfer.agent.models import Models
+from meshinfer.agent.origin import Origin
+from meshinfer.agent.stages import Stages
+from meshinfer.api.service import Readiness
+from meshinfer.errors import MeshinferError
+from meshinfer.links.lanes import Lane
+from meshinfer.links.link import Link
+from meshinfer.links.links import Handler, Links
+from meshinfer.membership.events import Peer
+from meshinfer.negotiation.events import (
+    Adopt,
+    DropStage,
+    Event,
+    Instruction,
+    MakePlan,
+    ManifestKnown,
+    MembersSeen,
+    ModelChosen,
+    PrepareStage,
+    ReportMade,
+    Send,
+    Serve,
+    StageFailed,
+    StageReady,
+    TimePassed,
+    Told,
+)
+from meshinfer.negotiation.plan import make_plan
+from meshinfer.negotiation.state import Negotiation
+from meshinfer.planning.plan import Choice, Plan, Pool
+from meshinfer.ring.runner import RingRunner
+from meshinfer.settings import Settings
+from meshinfer.shards.manifest import FileRef, Manifest
+from meshinfer.shards.store import Store
+from meshinfer.transfer.fetch import Fetch
+from meshinfer.transfer.give import Giver
+from meshinfer.types import NodeId, Precision, Sha256
+from meshinfer.wire.messages import (
+    Abandon,
+    Accept,
+    Cancel,
+    Chosen,
+    Commit,
+    Drawn,
+    Emit,
+    LinkReport,
+    ManifestIs,
+    Prepare,
+    Prepared,
+    Propose,
+    Range,
+    Refuse,
+    Report,
+    RingStep,
+    StepFailed,
+    Submit,
+    Want,
+    WantManifest,
+)
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+REPORT_EVERY_S = 0.5
+"""Reports that changed are sent at most so often."""
+MEMORY_EVERY_S = 20.0
+BUSY_S = 1.0
+"""How long after its last step a ring counts as busy."""
+DEFAULT_CONTEXT_TOKENS = 4096
+ASK_AGAIN_S = 1.0
+
+_NEGOTIATED = (Report, Chosen, Propose, Accept, Refuse, Prepare, Prepared, Commit, Abandon)
+_OF_THE_RING = (RingStep, Drawn, StepFailed, Submit, Cancel)
+
+
+class Agent(Handler):
+    """Everything but the shell around it (`meshinfer.agent.service`): made, `start`ed once its links are, `close`d."""
+
+    def __init__(self, settings: Settings, store: Store, capacity: Capacity, me: Peer) -> None:
+        self.settings, self.me, self.capacity = settings, me, capacity
+        self.models = Models(store)
+        self.links: Links | None = None
+        self.negotiation = Negotiation(me.id)
+        self.origin = Origin(me.id, self.post, self.readiness, self.name_of)
+        self.stages = Stages(store, capacity, self.fetch, self._say)
+        self.giver = Giver(store, self.post_bulk, self.busy)
+        self.runner: RingRunner | None = None
+        self.phase, self.done, self.total = "starting", 0, 0
+        self.fetched_bytes = 0
+        self.trouble = ""
+        """What last went wrong with a choice of a model, for people."""
+        self.on_twin: Callable[[Peer], None] = lambda _: None
+        self._fetch: Fetch | None = None
+        self._fetching = asyncio.Lock()
+        self._manifests: dict[str, asyncio.Future[Manifest]] = {}
+        self._names: dict[NodeId, str] = {me.id: me.name}
+        self._named: tuple[tuple[str, str], ...] = ()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._preparing: asyncio.Task[None] | None = None
+        self._adopting: asyncio.Task[None] | None = None
+        self._report: Report | None = None
+        self._memory_at = -MEMORY_EVERY_S
+        self._memory_bytes = 0
+        self._ready = 0
+        self._closing = False
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self, links: Links) -> None:
+        """Begin with links that are open."""
+        self.links = links
+        self._spawn(self.giver.run(), "give shards")
+        self._spawn(self._measure(), "measure this machine")
+        self._spawn(self._tick(), "agent tick")
+
+    async def close(self) -> None:
+        """Stop everything but the links."""
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5.0)
+        if self.runner is not None:
+            await self.runner.close()
+        await self.stages.close()
+
+    async def _measure(self) -> None:
+        self._named = await asyncio.to_thread(self.models.named)
+        await asyncio.to_thread(self.capacity.measure)
+        remembered = self.models.remembered()
+        self.phase = "idle"
+        if remembered is not None:
+            self._handle(ModelChosen(remembered))
+        elif self.settings.model is not None:
+            await asyncio.sleep(1.5)  # the mesh may have chosen already; `choose` would find that out too late
+            if self.negotiation.choice is None:
+                await self.choose(self.settings.model)
+            elif self.negotiation.choice.name != self.settings.model:
+                chosen = self.negotiation.choice.name
+                log.warning("the mesh serves %s: to change that, meshinfer use %s", chosen, self.settings.model)
+        self._refresh()
+
+    async def choose(self, name: str, *, anew: bool = False) -> Choice:
+        """Choose the model for the mesh: one that is here, one that a peer has, or one that is made from its source.
+
+        `anew` takes the place of an earlier choice. Raises all that adding a model does.
+        """
+        peers = {n: f for report in self.negotiation.reports.values() for n, f in report.models}
+        local = dict(self._named)
+        fingerprint = local.get(name) or peers.get(name)
+        context = self.settings.context_tokens or DEFAULT_CONTEXT_TOKENS
+        if fingerprint is None:
+            manifest = await asyncio.to_thread(self.models.find, name, self._progress)
+            self._named = await asyncio.to_thread(self.models.named)
+            name, fingerprint = manifest.name, manifest.fingerprint()
+            self.phase = "idle"
+        precision: Precision = "exact" if self.settings.exact else "fast"
+        old = self.negotiation.choice
+        counter = old.counter + 1 if old is not None and anew else 1
+        choice = Choice(name, Sha256(fingerprint), precision, context, self.settings.users, counter, self.me.id)
+        self._handle(ModelChosen(choice))
+        return choice
+
+    # --- what links tell ----------------------------------------------------------------------------------------
+
+    def members_changed(self, members: tuple[Peer, ...]) -> None:
+        """See `Handler`."""
+        gone = set(self.negotiation.members) - {peer.id for peer in members}
+        self._names |= {peer.id: peer.name for peer in members}
+        log.info("nodes: %s", ", ".join(sorted(peer.name for peer in members)))
+        self._handle(MembersSeen(tuple(sorted(peer.id for peer in members))))
+        for node in gone:
+            if self.runner is not None:
+                self.runner.abandon(node)
+
+    def link_opened(self, link: Link) -> None:
+        """See `Handler`."""
+        if self._report is not None:
+            link.post(self._report)
+
+    def twin_found(self, twin: Peer) -> None:
+        """See `Handler`."""
+        self.on_twin(twin)
+
+    def received(self, sender: NodeId, message: msgspec.Struct, payload: memoryview) -> None:
+        """See `Handler`; this node's messages to itself come here too."""
+        if isinstance(message, _NEGOTIATED):
+            self._handle(Told(sender, message))
+        elif isinstance(message, _OF_THE_RING):
+            self._to_ring(sender, message, payload)
+        elif isinstance(message, Emit):
+            self.origin.received(message)
+        elif isinstance(message, Want):
+            self.giver.asked(sender, message)
+        elif isinstance(message, Range):
+            if self._fetch is not None:
+                self._fetch.received(message, payload)
+        elif isinstance(message, WantManifest):
+            self._spawn(self._give_manifest(sender, message), "give a manifest")
+        elif isinstance(message, ManifestIs):
+            self._take_manifest(message)
+
+    def post(self, node: NodeId, message: msgspec.Struct, payloads: Sequence[bytes] = ()) -> None:
+        """Send to a node, or to this one."""
+        if node == self.me.id:
+            data = memoryview(b"".join(payloads))
+            asyncio.get_running_loop().call_soon(self.received, node, message, data)
+        elif self.links is not None:
+            lane = Lane.STEPS if isinstance(message, RingStep) else Lane.SMALL
+            self.links.post(node, message, payloads, lane)
+
+    def post_bulk(self, node: NodeId, message: msgspec.Struct, payloads: Sequence[bytes]) -> None:
+        """Send what may wait for everything else."""
+        if self.links is not None:
+            self.links.post(node, message, payloads, Lane.BULK)
+
+    def name_of(self, node: NodeId) -> str:
+        """What people call a node."""
+        return self._names.get(node, node[:8])
+
+    def busy(self) -> bool:
+        """Whether the ring here works for somebody."""
+        return self.runner is not None and time.monotonic() - self.runner.busy_at < BUSY_S
+
+    def _to_ring(self, sender: NodeId, message: Any, payload: memoryview) -> None:
+        if self.runner is not None and self.runner.epoch == message.epoch:
+            self.runner.received(sender, message, payload)
+        elif isinstance(message, Submit):
+            reason = "the ring has changed"
+            self.post(
+                sender, Emit(epoch=message.epoch, number=message.number, finish="failed", reason=reason, retry=True)
+            )
+
+    # --- negotiation --------------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        if self._closing:
+            return
+        for instruction in self.negotiation.handle(event, time.monotonic()):
+            self._do(instruction)
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case Send(node, message):
+                self.post(node, message)
+            case Adopt(choice):
+                log.info("the mesh serves %s (%s)", choice.name, choice.precision)
+                if self._adopting is not None:
+                    self._adopting.cancel()
+                self._adopting = self._spawn(self._adopt(choice), "adopt the model")
+            case MakePlan():
+                self._spawn(self._plan(instruction), "plan")
+            case PrepareStage(plan):
+                self._preparing = self._spawn(self._prepare(plan), "prepare a stage")
+            case DropStage():
+                if self._preparing is not None:
+                    self._preparing.cancel()
+                self._spawn(self.stages.drop(), "drop a stage")
+            case Serve(plan, pool):
+                self._serve(plan, pool)
+
+    async def _plan(self, order: MakePlan) -> None:
+        manifest = self.models.manifest
+        if manifest is None or manifest.fingerprint() != order.choice.fingerprint:
+            return
+        made = await asyncio.to_thread(make_plan, order, manifest)
+        if made.ring is None:
+            log.warning("no plan: %s", made.shortage)
+        self._handle(made)
+
+    async def _prepare(self, plan: Plan) -> None:
+        part = plan.stage_of(self.me.id)
+        manifest = self.models.manifest
+        try:
+            if part is None or manifest is None or manifest.fingerprint() != plan.choice.fingerprint:
+                raise MeshinferError("the manifest of the model is not here yet")
+            pool = await self.stages.prepare(plan, part, manifest)
+        except MeshinferError as error:
+            log.warning("cannot prepare shards of %s: %s", plan.choice.name, error)
+            self._say("idle")
+            self._handle(StageFailed(plan.epoch, str(error)))
+            return
+        self._say("prepared")
+        self._handle(StageReady(plan.epoch, pool))
+
+    def _serve(self, plan: Plan, pool: Pool) -> None:
+        ready, old = self.stages.take(plan.epoch)
+        if plan.stage_of(self.me.id) is not None and ready is None:
+            log.warning("plan %d needs a stage here that is not prepared", plan.epoch)
+            self._spawn(self._swap(None, old), "close a ring")
+            return
+        stages = ", ".join(f"{self.name_of(s.node)} {s.start}-{s.stop - 1}" for s in plan.ring.stages)
+        log.info("plan %d holds: %s", plan.epoch, stages)
+        runner = RingRunner(plan, pool, self.me.id, ready.stage if ready else None, self.post)
+        self._say("serving" if ready else "idle")
+        self._spawn(self._swap(runner, old), "change the ring")
+
+    async def _swap(self, runner: RingRunner | None, old_stage: Any) -> None:
+        old, self.runner = self.runner, None
+        if old is not None:
+            await old.close()
+        if old_stage is not None:
+            await asyncio.to_thread(old_stage.stage.close)
+        self.runner = runner
+        if runner is None:
+            return
+        self.origin.serve(runner.plan)
+        self._refresh()
+        if runner.scheduler is not None:
+            await self._probe(runner)
+
+    async def _probe(self, runner: RingRunner) -> None:
+        """Ready is a ring that gave a token."""
+        while self.runner is runner:
+            try:
+                await self.origin.probe(0)
+            except (MeshinferError, TimeoutError) as error:
+                log.warning("the ring gives no token: %s", error or "no answer")
+                await asyncio.sleep(ASK_AGAIN_S)
+                continue
+            self._ready = runner.epoch
+            self._refresh()
+            return
+
+    # --- the model ----------------------------------------------------------------------------------------------
+
+    async def _adopt(self, choice: Choice) -> None:
+        self.models.remember(choice)
+        while True:
+            try:
+                manifest = await self._manifest(choice.fingerprint)
+                self.models.manifest = manifest
+                self.models.look()
+                kv = manifest.kv_backends[0]
+                self._say("measuring")
+                await asyncio.to_thread(self.capacity.calibrate, self.models.store, manifest, kv, choice.precision)
+                self._say("idle")
+                self._handle(ManifestKnown(choice.fingerprint))
+                self.origin.model = await self.models.serve(choice, manifest, self.fetch)
+                self._refresh()
+                return
+            except MeshinferError as error:
+                log.warning("cannot have %s yet: %s", choice.name, error)
+                self._say(f"waiting for the model: {error}"[:200])
+                await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _manifest(self, fingerprint: Sha256) -> Manifest:
+        found = await asyncio.to_thread(self.models.local, fingerprint)
+        if found is not None:
+            return found
+        self._say("asking for the manifest")
+        future = self._manifests.setdefault(fingerprint, asyncio.get_running_loop().create_future())
+        try:
+            while True:
+                for node in self.negotiation.members:
+                    if node != self.me.id:
+                        self.post(node, WantManifest(fingerprint=fingerprint))
+                done, _ = await asyncio.wait([future], timeout=ASK_AGAIN_S)
+                if done:
+                    return future.result()
+        finally:
+            self._manifests.pop(fingerprint, None)
+
+    async def _give_manifest(self, node: NodeId, message: WantManifest) -> None:
+        manifest = await asyncio.to_thread(self.models.local, message.fingerprint)
+        text = manifest.to_json().encode() if manifest else b""
+        self.post(node, ManifestIs(fingerprint=message.fingerprint, text=text))
+
+    def _take_manifest(self, message: ManifestIs) -> None:
+        future = self._manifests.get(message.fingerprint)
+        if future is not None and not future.done() and (manifest := self.models.accept(message)) is not None:
+            future.set_result(manifest)
+
+    async def fetch(self, refs: Sequence[FileRef]) -> None:
+        """Have files of the chosen model here. Raises FetchError, NoSpaceError, InputError."""
+        async with self._fetching:
+            self._fetch = Fetch(self.models.store, refs, self._ask, self._holders, self._fetch_progress)
+            try:
+                await self._fetch.run()
+            finally:
+                self.fetched_bytes += self._fetch.fetched_bytes
+                self._fetch = None
+                self.models.look()
+                self._refresh()
+
+    def _ask(self, node: NodeId, message: msgspec.Struct) -> bool:
+        return self.links is not None and self.links.post(node, message)
+
+    def _holders(self) -> Mapping[NodeId, frozenset[Sha256]]:
+        manifest = self.models.manifest
+        fingerprint = manifest.fingerprint() if manifest else ""
+        return {
+            node: self.models.files_of(report.shards)
+            for node, report in self.negotiation.reports.items()
+            if node != self.me.id and report.fingerprint == fingerprint
+        }
+
+    # --- what this node says of itself --------------------------------------------------------------------------
+
+    def readiness(self) -> Readiness:
+        """Whether the ring that holds has given a token, and what is being done if not."""
+        plan, negotiation = self.negotiation.committed, self.negotiation
+        if plan is not None and self.runner is not None and self.runner.plan.epoch == plan.epoch:
+            head = negotiation.reports.get(plan.ring.head)
+            ready = self._ready if plan.ring.head == self.me.id else head.ready if head else 0
+            if plan.nodes <= set(negotiation.members) and ready == plan.epoch and self.origin.model is not None:
+                return Readiness(True, "ready", 0)
+        return Readiness(False, self._what_is_done(), 2)
+
+    def _what_is_done(self) -> str:
+        negotiation = self.negotiation
+        if negotiation.choice is None and self.phase in ("idle", "starting"):
+            return negotiation.why or "no model is chosen yet: meshinfer use MODEL, at any node"
+        doing = [
+            f"{report.name} is {report.phase}" + (f" {report.done * 100 // report.total} %" if report.total else "")
+            for node, report in sorted(negotiation.reports.items())
+            if report.phase not in ("idle", "serving", "prepared")
+        ]
+        return "; ".join(doing) or negotiation.why or "planning"
+
+    def _say(self, phase: str) -> None:
+        if phase != self.phase:
+            self.phase, self.done, self.total = phase, 0, 0
+            self._refresh()
+
+    def _progress(self, phase: str, done: int, total: int) -> None:
+        """Called by threads that add a model."""
+        self.phase, self.done, self.total = f"adding the model ({phase})", done, total
+
+    def _fetch_progress(self, done: int, total: int) -> None:
+        if done < total:
+            self.phase, self.done, self.total = "fetching", done, total
+
+    def _refresh(self) -> None:
+        report = self._own_report()
+        if report != self._report:
+            self._report = report
+            self._handle(ReportMade(report))
+
+    def _own_report(self) -> Report:
+        now = time.monotonic()
+        if now - self._memory_at >= MEMORY_EVERY_S:
+            self._memory_at = now
+            self._memory_bytes = self.capacity.memory_bytes(self.stages.taken_bytes)
+        capacity, links = self.capacity, self.links.all if self.links else ()
+        manifest = self.models.manifest
+        fetching = self._fetch.fetched_bytes if self._fetch else 0
+        return Report(
+            name=self.me.name,
+            memory_bytes=self._memory_bytes,
+            device=capacity.device.name,
+            device_name=capacity.device.full_name[:200],
+            threads=capacity.threads,
+            probe_bytes_s=_rough(capacity.probe_bytes_s),
+            fingerprint=manifest.fingerprint() if manifest and capacity.fingerprint == manifest.fingerprint() else "",
+            layer_s=capacity.layer_s,
+            head_s=capacity.head_s,
+            shards=self.models.shards,
+            links=tuple(
+                LinkReport(link.hello.peer.id, _rough(link.health.rtt_s), _rough(link.health.goodput_bytes_s))
+                for link in links
+            ),
+            epoch=self.negotiation.seen,
+            serving=self.runner.epoch if self.runner else 0,
+            ready=self._ready,
+            models=self._named,
+            phase=self.phase[:200],
+            done=self.done,
+            total=self.total,
+            fetched_bytes=self.fetched_bytes + fetching,
+            running=self.origin.open_requests,
+        )
+
+    async def _tick(self) -> None:
+        sent: Report | None = None
+        sent_at = 0.0
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._refresh()
+            self._handle(TimePassed())
+            if self._report is not None and self._report != sent and time.monotonic() - sent_at >= REPORT_EVERY_S:
+                sent, sent_at = self._report, time.monotonic()
+                if self.links is not None:
+                    self.links.post_all(sent)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
+
+
+def _rough(value: float) -> float:
+    """Two digits: what wavers below that is no news."""
+    return float(f"{value:.2g}")

@@ -1,0 +1,75 @@
+"""What this node can carry: its memory budget, its device, and how fast that is."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import psutil
+
+from meshinfer.engine.calibrate import calibrate, probe_rate
+from meshinfer.engine.devices import Device, resolve
+from meshinfer.engine.stage import StageOptions
+from meshinfer.errors import MeshinferError
+from meshinfer.settings import Settings
+from meshinfer.shards.manifest import Manifest
+from meshinfer.shards.store import Store
+from meshinfer.types import KvBackend, Precision
+
+log = logging.getLogger(__name__)
+
+_ROUND_BYTES = 256 << 20
+_LEAST_RESERVE_BYTES = 1 << 30
+_RESERVED_PART = 8
+
+
+class Capacity:
+    """`measure` once, `calibrate` for each model: both take seconds and belong in a thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises DeviceError where the device that was asked for is missing."""
+        self._settings = settings
+        self.device: Device = resolve(settings.device)
+        self.threads = settings.threads or usable_cores()
+        self.probe_bytes_s = 0.0
+        self.layer_s, self.head_s = 0.0, 0.0
+        self.fingerprint = ""
+
+    def measure(self) -> None:
+        """Compare this device with those of other nodes."""
+        self.probe_bytes_s = probe_rate(self.device, self.threads)
+
+    def memory_bytes(self, own_bytes: int) -> int:
+        """What stages may take, `own_bytes` of which they take already: what is free, less a reserve, unless set."""
+        if self._settings.memory_bytes is not None:
+            return self._settings.memory_bytes
+        system = psutil.virtual_memory()
+        reserve = max(_LEAST_RESERVE_BYTES, system.total // _RESERVED_PART)
+        free = resolve(self.device.name).free_memory_bytes + own_bytes - reserve
+        return max(0, free // _ROUND_BYTES * _ROUND_BYTES)
+
+    def options(self, kv: KvBackend, precision: Precision, kv_budget_bytes: int) -> StageOptions:
+        """How stages are opened here."""
+        return StageOptions(self.device, kv, precision, kv_budget_bytes, self.threads)
+
+    def calibrate(self, store: Store, manifest: Manifest, kv: KvBackend, precision: Precision) -> bool:
+        """Seconds per layer and for the head, by the shards that are here; whether there were any."""
+        self.fingerprint = manifest.fingerprint()
+        self.layer_s = self.head_s = 0.0
+        layers = [shard for shard in manifest.shards if shard.kind == "layer"]
+        if not any(store.has(shard.graph) and store.has(shard.weights) for shard in layers):
+            return False
+        try:
+            found = calibrate(store, manifest, self.options(kv, precision, 0))
+        except MeshinferError as error:
+            log.warning("cannot measure %s here: %s", manifest.name, error)
+            return False
+        self.layer_s, self.head_s = found.layer_s, found.head_s or 0.0
+        return True
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

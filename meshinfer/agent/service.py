@@ -1,0 +1,169 @@
+"""The process around an agent: ports, identity, discovery, API, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from meshinfer import __version__
+from meshinfer.agent.admin import admin_routes, status_of
+from meshinfer.agent.agent import Agent
+from meshinfer.agent.capacity import Capacity
+from meshinfer.agent.runtime import Runtime, api_url, new_token, only_agent, own_pid, write_runtime
+from meshinfer.agent.signals import on_stop
+from meshinfer.api.guard import Guard
+from meshinfer.api.server import serve
+from meshinfer.config import Folders
+from meshinfer.discovery.addresses import choose
+from meshinfer.discovery.interfaces import read_interfaces
+from meshinfer.discovery.mdns import Mdns
+from meshinfer.discovery.records import Advert
+from meshinfer.errors import InputError
+from meshinfer.links.links import Links
+from meshinfer.links.listen import Listener
+from meshinfer.membership.events import Address, AdvertWithdrawn, Peer
+from meshinfer.security.identity import Identity, forget_node, load_identity, tls_contexts
+from meshinfer.settings import DEFAULT_PORT, Settings, host_port
+from meshinfer.shards.store import Store
+from meshinfer.wire.codec import CODECS
+from meshinfer.wire.messages import PROTOCOL, Hello
+
+log = logging.getLogger(__name__)
+
+Status = Callable[[], dict[str, Any]]
+Show = Callable[[Status], Coroutine[Any, Any, None]]
+"""Shows the status until it is cancelled."""
+
+CLOSE_S = 15.0
+
+
+async def run_agent(folders: Folders, settings: Settings, show: Show | None = None) -> None:
+    """Run an agent until it is told to stop. Raises InputError and its kinds for what cannot be started."""
+    settings = _checked(settings)
+    stop = asyncio.Event()
+    with only_agent(folders), on_stop(stop.set):
+        code = settings.join
+        while True:
+            identity = await asyncio.to_thread(load_identity, folders, code)
+            code = None
+            again = await _run_once(folders, settings, identity, stop, show)
+            if not again:
+                return
+            forget_node(folders)
+            log.warning("another machine has the key of this node, from a copied home: this one becomes a new node")
+
+
+async def _run_once(
+    folders: Folders, settings: Settings, identity: Identity, stop: asyncio.Event, show: Show | None
+) -> bool:
+    """One life of a node; whether it has to go on as another one."""
+    listener = Listener.bind(settings.port)
+    me = Peer(identity.id, settings.name, secrets.randbits(62), ())
+    capacity = await asyncio.to_thread(Capacity, settings)
+    agent = Agent(settings, Store(folders), capacity, me)
+    twins: list[Peer] = []
+
+    def twin_found(twin: Peer) -> None:
+        twins.append(twin)
+        stop.set()
+
+    agent.on_twin = twin_found
+    about: dict[str, Any] = {
+        "version": __version__,
+        "mesh": identity.mesh_fingerprint,
+        "join_code": identity.join_code,
+        "port": listener.port,
+        "home": str(folders.home),
+    }
+
+    def status() -> dict[str, Any]:
+        return status_of(agent, about)
+
+    token = new_token()
+    async with AsyncExitStack() as closing:
+        guard = Guard(api_key=settings.api_key, token=token)
+        api = await serve(
+            agent.origin, settings.api_host, settings.api_port, guard, admin_routes(agent, status, stop.set)
+        )
+        closing.push_async_callback(api.close)
+        about["api"] = api_url(settings.api_host, api.port)
+        links = await _open_links(agent, identity, listener, settings)
+        closing.push_async_callback(links.close, "the node stops")
+        await agent.start(links)
+        closing.push_async_callback(agent.close)
+        for peer in settings.peers:
+            links.hint([Address(*host_port(peer, DEFAULT_PORT))])
+        write_runtime(folders, Runtime(own_pid(), about["api"], listener.port, settings.name, token, settings.api_key))
+        if settings.discovery:
+            await _discover(closing, agent, links, identity, listener.port, settings)
+        log.info("node %s, API %s, port %d for other nodes", settings.name, about["api"], listener.port)
+        log.info("join code for other machines: meshinfer up --join %s", identity.join_code)
+        if show is not None:
+            showing = asyncio.create_task(show(status), name="show the status")
+            closing.push_async_callback(_cancelled, showing)
+        await stop.wait()
+        log.info("stopping")
+    if twins:
+        stop.clear()
+    return bool(twins)
+
+
+async def _open_links(agent: Agent, identity: Identity, listener: Listener, settings: Settings) -> Links:
+    hello = Hello(
+        protocol=PROTOCOL,
+        peer=agent.me,
+        mesh=identity.mesh_fingerprint,
+        versions={"meshinfer": __version__, "openvino": version("openvino")},
+        codecs=CODECS,
+    )
+    links = Links(hello, tls_contexts(identity), agent)
+    interfaces = choose(read_interfaces(), settings.interfaces)
+    addresses = [Address(str(host), listener.port) for interface in interfaces for host in interface.addresses]
+    await links.open(listener, tuple(addresses[:16]))
+    return links
+
+
+async def _discover(
+    closing: AsyncExitStack, agent: Agent, links: Links, identity: Identity, port: int, settings: Settings
+) -> None:
+    def found(advert: Advert) -> None:
+        addresses = [Address(host, advert.port) for host in advert.addresses]
+        links.hint(addresses, None if advert.id == identity.id else advert.id)
+
+    memory = await asyncio.to_thread(agent.capacity.memory_bytes, 0)
+    advert = Advert(
+        PROTOCOL,
+        identity.mesh_fingerprint,
+        identity.id,
+        settings.name,
+        port,
+        addresses=(),
+        memory_bytes=memory,
+        devices=(agent.capacity.device.name,),
+    )
+    mdns = Mdns(advert, found, lambda node: links.happen(AdvertWithdrawn(node)), settings.interfaces)
+    running = asyncio.create_task(mdns.run(), name="mdns")
+    closing.push_async_callback(_cancelled, running)
+    closing.push_async_callback(mdns.close)
+
+
+def _checked(settings: Settings) -> Settings:
+    """Settings whose interfaces exist. Raises InputError."""
+    choose(read_interfaces(), settings.interfaces)
+    for peer in settings.peers:
+        host_port(peer, DEFAULT_PORT)
+    if settings.users < 1:
+        raise InputError("users is 1 or more")
+    return replace(settings)
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,33 @@
+"""`meshinfer up`: run the agent of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from meshinfer.cli.options import agent_options
+from meshinfer.config import Folders, load_settings
+
+
+@click.command("up")
+@agent_options
+@click.pass_obj
+def command(folders: Folders, given: dict[str, object], config: Path | None) -> None:
+    """Run the agent of this machine until Ctrl-C: it finds the others, carries layers, and answers prompts.
+
+    The first one of a mesh prints a join code; the others are started once with --join CODE. The model is chosen once,
+    at any of them, with --model or with: meshinfer use MODEL
+    """
+    from meshinfer.agent.service import run_agent
+    from meshinfer.cli.panel import log_lines, panel
+
+    settings, _ = load_settings(folders, given, config)
+    if sys.stderr.isatty() and sys.stdout.isatty():
+        asyncio.run(run_agent(folders, settings, panel()))
+    else:
+        log_lines(logging.INFO)
+        asyncio.run(run_agent(folders, settings))
