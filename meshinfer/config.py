@@ -52,6 +52,11 @@ class Folders:
         return self.home / "compiled"
 
     @property
+    def calibrations(self) -> Path:
+        """What tokens were measured to cost here; may be deleted at any time."""
+        return self.home / "calibration.json"
+
+    @property
     def tokenizers(self) -> Path:
         """OpenVINO tokenizers under the names their library wants; may be deleted at any time."""
         return self.home / "tokenizers"
