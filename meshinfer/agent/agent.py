@@ -341,23 +341,27 @@ class Agent(Handler):
     # --- the model ----------------------------------------------------------------------------------------------
 
     async def _adopt(self, choice: Choice) -> None:
-        self.models.remember(choice)
+        """Have the chosen model here, so far as an origin needs it, and tell negotiation about it."""
+        try:
+            await asyncio.to_thread(self.models.remember, choice)
+        except MeshinferError as error:
+            log.warning("the choice of the model is not kept: %s", error)
+        manifest = await self._manifest(choice.fingerprint)
+        self.models.manifest = manifest
+        self.models.look()
+        self._say("measuring")
+        kv = manifest.kv_backends[0] if manifest.kv_backends else "stateful"
+        await asyncio.to_thread(self.capacity.calibrate, self.models.store, manifest, kv, choice.precision)
+        self._say("idle")
+        self._refresh()
+        self._handle(ManifestKnown(choice.fingerprint))
         while True:
             try:
-                manifest = await self._manifest(choice.fingerprint)
-                self.models.manifest = manifest
-                self.models.look()
-                kv = manifest.kv_backends[0]
-                self._say("measuring")
-                await asyncio.to_thread(self.capacity.calibrate, self.models.store, manifest, kv, choice.precision)
-                self._say("idle")
-                self._handle(ManifestKnown(choice.fingerprint))
                 self.origin.model = await self.models.serve(choice, manifest, self.fetch)
                 self._refresh()
                 return
             except MeshinferError as error:
-                log.warning("cannot have %s yet: %s", choice.name, error)
-                self._say(f"waiting for the model: {error}"[:200])
+                log.warning("cannot have the tokenizer of %s yet: %s", choice.name, error)
                 await asyncio.sleep(ASK_AGAIN_S)
 
     async def _manifest(self, fingerprint: Sha256) -> Manifest:

@@ -75,7 +75,7 @@ class Fetch:
         """Bytes that were asked for, or word that there are none."""
         now = time.monotonic()
         if message.reason:
-            log.info("a source cannot give a range: %s", message.reason)
+            log.debug("a source cannot give a range: %s", message.reason)
             self._do(self._transfer.refused(message.number, now))
             return
         where, instructions = self._transfer.came(message.number, len(payload), message.busy, now)

@@ -53,7 +53,7 @@ class Giver:
             try:
                 data = await asyncio.to_thread(self._read, want)
             except MeshinferError as error:
-                log.info("cannot give %s: %s", want.sha256[:12], error)
+                log.debug("cannot give %s: %s", want.sha256[:12], error)
                 self._post(node, Range(number=want.number, reason=str(error)[:400]), ())
                 continue
             self.given_bytes += len(data)

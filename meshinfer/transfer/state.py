@@ -17,6 +17,8 @@ WINDOW = 4
 BUSY_RANGE_BYTES = 64 << 10
 STALLED_S = 15.0
 """How long a source may take for a range."""
+PATIENCE_S = 5.0
+"""How long a file may be nowhere before the transfer fails: nodes say what they have when they can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Transfer:
         self._asked: dict[int, _Asked] = {}
         self._busy: set[NodeId] = set()
         self._number = first_number - 1
+        self._nowhere_since: float | None = None
         self._finished = False
 
     @property
@@ -211,15 +214,20 @@ class Transfer:
                 if file.source is None and not self._assign(file):
                     continue
                 done += self._ask(file, now)
-        stuck = [
-            f for f in self._files.values() if f.source is None and not f.checking and f.asked < f.wanted.size_bytes
-        ]
-        if stuck and not self._asked and not done and not any(f.checking for f in self._files.values()):
-            lost = next((f for f in stuck if not self._candidates(f)), None)
-            if lost is not None:
-                self._finished = True
-                done.append(Done(self._why(lost)))
-        return done
+        return done + self._fail_if_nowhere(now)
+
+    def _fail_if_nowhere(self, now: float) -> list[Instruction]:
+        """Give up where nothing goes on because a file is nowhere, and has been for a while."""
+        nowhere = [f for f in self._files.values() if f.written < f.wanted.size_bytes and not self._candidates(f)]
+        if not nowhere or self._asked or any(file.checking for file in self._files.values()):
+            self._nowhere_since = None
+            return []
+        if self._nowhere_since is None:
+            self._nowhere_since = now
+        if now - self._nowhere_since < PATIENCE_S and not self.bad:
+            return []
+        self._finished = True
+        return [Done(self._why(nowhere[0]))]
 
     def _assign(self, file: _File) -> bool:
         """Give a file to the candidate with the fewest bytes still to give."""
