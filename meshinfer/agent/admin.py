@@ -15,9 +15,15 @@ from meshinfer.errors import InputError, MeshinferError
 
 log = logging.getLogger(__name__)
 
+CHOSEN_AT_ONCE_S = 1.0
+"""How long the choice of a model may take before the answer is that it is being added."""
+
 
 def status_of(agent: Agent, about: dict[str, Any]) -> dict[str, Any]:
-    """Everything that this node knows of the mesh; `about` is what only its shell knows."""
+    """Everything that this node knows of the mesh; `about` is what only its shell knows.
+
+    `other_meshes`: how many nodes of each are heard by multicast; None where multicast is not used.
+    """
     negotiation = agent.negotiation
     choice, plan = negotiation.choice, negotiation.committed
     ready = agent.readiness()
@@ -29,6 +35,7 @@ def status_of(agent: Agent, about: dict[str, Any]) -> dict[str, Any]:
         "name": agent.me.name,
         "ready": ready.ready,
         "stage": ready.stage,
+        "trouble": agent.trouble,
         "model": choice.name if choice else None,
         "fingerprint": choice.fingerprint if choice else None,
         "precision": choice.precision if choice else None,
@@ -71,8 +78,13 @@ def admin_routes(agent: Agent, status: Callable[[], dict[str, Any]], stop: Calla
     """Routes below /mesh/; the API lets nobody in without the node's token."""
     choosing: set[asyncio.Task[None]] = set()
 
+    def chosen(task: asyncio.Task[None]) -> None:
+        choosing.discard(task)
+        if not task.cancelled():
+            task.exception()  # it is in the status, and in the log
+
     async def get_status(_: web.Request) -> web.Response:
-        return web.json_response(status())
+        return web.json_response(status() | {"choosing": bool(choosing)})
 
     async def post_down(_: web.Request) -> web.Response:
         stop()
@@ -87,8 +99,8 @@ def admin_routes(agent: Agent, status: Callable[[], dict[str, Any]], stop: Calla
             raise InputError("a model is being added already: see meshinfer status")
         task = asyncio.create_task(_choose(agent, name), name="choose a model")
         choosing.add(task)
-        task.add_done_callback(choosing.discard)
-        done, _ = await asyncio.wait([task], timeout=1.0)
+        task.add_done_callback(chosen)
+        done, _ = await asyncio.wait([task], timeout=CHOSEN_AT_ONCE_S)
         if done:
             task.result()
         return web.json_response({"model": name, "chosen": bool(done)})
@@ -101,6 +113,7 @@ def admin_routes(agent: Agent, status: Callable[[], dict[str, Any]], stop: Calla
 
 
 async def _choose(agent: Agent, name: str) -> None:
+    agent.trouble = ""
     try:
         await agent.choose(name, anew=True)
     except MeshinferError as error:

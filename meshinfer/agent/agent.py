@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -277,7 +278,7 @@ class Agent(Handler):
 
     async def _plan(self, order: MakePlan) -> None:
         manifest = self.models.manifest
-        if manifest is None or manifest.fingerprint() != order.choice.fingerprint:
+        if manifest is None or self.models.fingerprint != order.choice.fingerprint:
             return
         made = await asyncio.to_thread(make_plan, order, manifest)
         if made.ring is None:
@@ -288,9 +289,10 @@ class Agent(Handler):
         part = plan.stage_of(self.me.id)
         manifest = self.models.manifest
         try:
-            if part is None or manifest is None or manifest.fingerprint() != plan.choice.fingerprint:
+            if part is None or manifest is None or self.models.fingerprint != plan.choice.fingerprint:
                 raise MeshinferError("the manifest of the model is not here yet")
             pool = await self.stages.prepare(plan, part, manifest)
+            self.capacity.learn(self.stages.token_s, manifest, part, self._head_ratio())
         except MeshinferError as error:
             log.warning("cannot prepare shards of %s: %s", plan.choice.name, error)
             self._say("idle")
@@ -298,6 +300,11 @@ class Agent(Handler):
             return
         self._say("prepared")
         self._handle(StageReady(plan.epoch, pool))
+
+    def _head_ratio(self) -> float | None:
+        """How much longer than a layer the head takes, where some node has measured both."""
+        ratios = [r.head_s / r.layer_s for r in self.negotiation.reports.values() if r.layer_s > 0 and r.head_s > 0]
+        return median(ratios) if ratios else None
 
     def _serve(self, plan: Plan, pool: Pool) -> None:
         ready, old = self.stages.take(plan.epoch)
@@ -347,8 +354,7 @@ class Agent(Handler):
         except MeshinferError as error:
             log.warning("the choice of the model is not kept: %s", error)
         manifest = await self._manifest(choice.fingerprint)
-        self.models.manifest = manifest
-        self.models.look()
+        self.models.know(manifest, choice.fingerprint)
         self._say("measuring")
         kv = manifest.kv_backends[0] if manifest.kv_backends else "stateful"
         await asyncio.to_thread(self.capacity.calibrate, self.models.store, manifest, kv, choice.precision)
@@ -407,8 +413,7 @@ class Agent(Handler):
         return self.links is not None and self.links.post(node, message)
 
     def _holders(self) -> Mapping[NodeId, frozenset[Sha256]]:
-        manifest = self.models.manifest
-        fingerprint = manifest.fingerprint() if manifest else ""
+        fingerprint = self.models.fingerprint
         return {
             node: self.models.files_of(report.shards)
             for node, report in self.negotiation.reports.items()
@@ -463,7 +468,6 @@ class Agent(Handler):
             self._memory_at = now
             self._memory_bytes = self.capacity.memory_bytes(self.stages.taken_bytes)
         capacity, links = self.capacity, self.links.all if self.links else ()
-        manifest = self.models.manifest
         fetching = self._fetch.fetched_bytes if self._fetch else 0
         return Report(
             name=self.me.name,
@@ -472,7 +476,7 @@ class Agent(Handler):
             device_name=capacity.device.full_name[:200],
             threads=capacity.threads,
             probe_bytes_s=_rough(capacity.probe_bytes_s),
-            fingerprint=manifest.fingerprint() if manifest and capacity.fingerprint == manifest.fingerprint() else "",
+            fingerprint=capacity.fingerprint if capacity.fingerprint == self.models.fingerprint else "",
             layer_s=capacity.layer_s,
             head_s=capacity.head_s,
             shards=self.models.shards,

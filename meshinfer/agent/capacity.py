@@ -11,6 +11,7 @@ from meshinfer.engine.calibrate import calibrate, probe_rate
 from meshinfer.engine.devices import Device, resolve
 from meshinfer.engine.stage import StageOptions
 from meshinfer.errors import MeshinferError
+from meshinfer.planning.cost import StagePlan
 from meshinfer.settings import Settings
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.store import Store
@@ -66,6 +67,18 @@ class Capacity:
             return False
         self.layer_s, self.head_s = found.layer_s, found.head_s or 0.0
         return True
+
+    def learn(self, token_s: float, manifest: Manifest, part: StagePlan, head_ratio: float | None) -> None:
+        """Seconds per layer from a token's time in a whole stage, where nothing was measured yet.
+
+        `head_ratio`: how many layers the head is worth; without it a stage with the head teaches nothing.
+        """
+        heads = part.stop == len(manifest.shards)
+        layers = sum(spec.kind == "layer" for spec in manifest.range(part.start, part.stop))
+        if self.layer_s or token_s <= 0 or not layers or (heads and head_ratio is None):
+            return
+        self.layer_s = token_s / (layers + (head_ratio or 0.0 if heads else 0.0))
+        self.head_s = self.layer_s * head_ratio if heads and head_ratio else 0.0
 
 
 def usable_cores() -> int:

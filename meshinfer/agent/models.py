@@ -35,6 +35,8 @@ class Models:
         self.store = store
         self.manifest: Manifest | None = None
         """Of the chosen model."""
+        self.fingerprint = Sha256("")
+        """Of the chosen model; empty until its manifest is here."""
         self.shards: tuple[int, ...] = ()
         """Which of its shards are here, whole."""
 
@@ -107,10 +109,12 @@ class Models:
                 choice, manifest, tokenizer, ChatTemplate(manifest.chat_template, tokenizer.special_tokens)
             )
 
-        served = await asyncio.to_thread(load)
-        self.manifest = manifest
+        return await asyncio.to_thread(load)
+
+    def know(self, manifest: Manifest, fingerprint: Sha256) -> None:
+        """The manifest of the chosen model is here."""
+        self.manifest, self.fingerprint = manifest, fingerprint
         self.look()
-        return served
 
     def look(self) -> None:
         """See again which shards are here."""

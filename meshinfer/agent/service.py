@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -40,12 +41,14 @@ Status = Callable[[], dict[str, Any]]
 Show = Callable[[Status], Coroutine[Any, Any, None]]
 """Shows the status until it is cancelled."""
 
-CLOSE_S = 15.0
+SWITCH_S = 0.0005
+"""How long one thread may keep the others from running Python: stage and event loop wait for each other."""
 
 
 async def run_agent(folders: Folders, settings: Settings, show: Show | None = None) -> None:
     """Run an agent until it is told to stop. Raises InputError and its kinds for what cannot be started."""
     settings = _checked(settings)
+    sys.setswitchinterval(SWITCH_S)
     stop = asyncio.Event()
     with only_agent(folders), on_stop(stop.set):
         code = settings.join
@@ -82,8 +85,10 @@ async def _run_once(
         "home": str(folders.home),
     }
 
+    mdns: Mdns | None = None
+
     def status() -> dict[str, Any]:
-        return status_of(agent, about)
+        return status_of(agent, about | {"other_meshes": mdns.other_meshes if mdns else None})
 
     token = new_token()
     async with AsyncExitStack() as closing:
@@ -101,7 +106,7 @@ async def _run_once(
             links.hint([Address(*host_port(peer, DEFAULT_PORT))])
         write_runtime(folders, Runtime(own_pid(), about["api"], listener.port, settings.name, token, settings.api_key))
         if settings.discovery:
-            await _discover(closing, agent, links, identity, listener.port, settings)
+            mdns = await _discover(closing, agent, links, identity, listener.port, settings)
         log.info("node %s, API %s, port %d for other nodes", settings.name, about["api"], listener.port)
         log.info("join code for other machines: meshinfer up --join %s", identity.join_code)
         if show is not None:
@@ -131,7 +136,7 @@ async def _open_links(agent: Agent, identity: Identity, listener: Listener, sett
 
 async def _discover(
     closing: AsyncExitStack, agent: Agent, links: Links, identity: Identity, port: int, settings: Settings
-) -> None:
+) -> Mdns:
     def found(advert: Advert) -> None:
         addresses = [Address(host, advert.port) for host in advert.addresses]
         links.hint(addresses, None if advert.id == identity.id else advert.id)
@@ -151,6 +156,7 @@ async def _discover(
     running = asyncio.create_task(mdns.run(), name="mdns")
     closing.push_async_callback(_cancelled, running)
     closing.push_async_callback(mdns.close)
+    return mdns
 
 
 def _checked(settings: Settings) -> Settings:

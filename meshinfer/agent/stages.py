@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshinfer.agent.capacity import Capacity
+from meshinfer.engine.calibrate import undisturbed
 from meshinfer.engine.selfcheck import self_check
 from meshinfer.engine.stage import StageOptions, open_stage
 from meshinfer.engine.step import Entry, Stage, Step
@@ -26,7 +27,7 @@ from meshinfer.types import SequenceId
 
 log = logging.getLogger(__name__)
 
-WARM_STEPS = 3
+WARM_STEPS, TIMED_STEPS = 3, 9
 _WARM = SequenceId((1 << 52) - 1)
 
 FetchFiles = Callable[[Sequence[FileRef]], Awaitable[None]]
@@ -63,6 +64,8 @@ class Stages:
         self._store, self._capacity, self._fetch, self._say = store, capacity, fetch, say
         self.serving: OpenStage | None = None
         self._prepared: tuple[int, OpenStage] | None = None
+        self.token_s = 0.0
+        """What one token took in the stage that was prepared last."""
 
     @property
     def taken_bytes(self) -> int:
@@ -121,24 +124,27 @@ class Stages:
                 raise KvBudgetError(f"the KV cache of shards {part.start} to {part.stop - 1} has no room for one block")
             error = self_check(stage, self._store, manifest, part.start, part.stop, options.precision)
             log.info("self-check of shards %d to %d: off by %.2g", part.start, part.stop - 1, error)
-            warm_up(stage, manifest, part)
+            self.token_s = warm_up(stage, manifest, part)
         except BaseException:
             stage.close()
             raise
         return stage
 
 
-def warm_up(stage: Stage, manifest: Manifest, part: StagePlan) -> None:
-    """A few single tokens: the first ones of a shape compile kernels."""
+def warm_up(stage: Stage, manifest: Manifest, part: StagePlan) -> float:
+    """A few single tokens, of which the first ones compile kernels; the seconds that one takes."""
     tail = part.stop == len(manifest.shards)
     widths = [] if part.start == 0 else [tensor.shape[-1] for tensor in manifest.shards[part.start - 1].outputs]
-    for start in range(WARM_STEPS):
+    hidden = tuple(np.zeros((1, width), np.float32) for width in widths)
+    took = []
+    for start in range(WARM_STEPS + TIMED_STEPS):
         entry = Entry(_WARM, start, 1, (0,) if tail else (), (0,))
-        if part.start == 0:
-            stage.forward(Step((entry,), tokens=np.zeros(1, np.int64)))
-        else:
-            stage.forward(Step((entry,), hidden=tuple(np.zeros((1, width), np.float32) for width in widths)))
+        tokens = np.zeros(1, np.int64) if part.start == 0 else None
+        began = time.perf_counter()
+        stage.forward(Step((entry,), tokens=tokens, hidden=hidden))
+        took.append(time.perf_counter() - began)
     stage.release(_WARM)
+    return undisturbed(took[WARM_STEPS:])
 
 
 def files_of(manifest: Manifest, part: StagePlan) -> list[FileRef]:

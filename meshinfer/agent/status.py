@@ -63,7 +63,7 @@ def node_status(
     }
 
 
-def timing_status(timings: Sequence[StepTiming]) -> dict[str, float] | None:
+def timing_status(timings: Sequence[StepTiming]) -> dict[str, Any] | None:
     """Medians over the last steps, in milliseconds; a hop's overhead is all but inference, for one hop."""
     steps = [t for t in timings if t.sequences and t.inference_s]
     if not steps:
@@ -80,6 +80,7 @@ def timing_status(timings: Sequence[StepTiming]) -> dict[str, float] | None:
         "waiting_ms": median([t.waiting_s for t in steps]),
         "scheduling_ms": median([t.scheduling_s for t in steps]),
         "network_ms": median([t.network_s for t in steps]),
+        "stages_ms": [median(list(stage)) for stage in zip(*(t.stages_s for t in steps), strict=True)],
         "hop_overhead_ms": median([(t.total_s - t.inference_s) / t.hops for t in steps]),
     }
 

@@ -62,8 +62,9 @@ def wait_until_ready(client: Client, seconds: float) -> dict[str, Any]:
     status = client.status()
     if status["ready"]:
         return status
-    with spinner("waiting for the mesh"):
+    with spinner("waiting for the mesh") as say:
         while not status["ready"] and status["model"] is not None and time.monotonic() < deadline:
+            say(f"waiting for the mesh: {status['stage']}")
             time.sleep(POLL_S)
             status = client.status()
     if not status["ready"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
@@ -28,14 +27,9 @@ def command(
     wait_until_ready(client, wait)
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": text})
-    began = time.monotonic()
-    first, pieces = began, 0
-    for piece in client.chat(messages, options):
-        first = time.monotonic() if not pieces else first
-        pieces += 1
-        click.echo(piece, nl=False)
+    with client.chat(messages, options) as answer:
+        for piece in answer:
+            click.echo(piece, nl=False)
     click.echo()
     if stats:
-        ended = time.monotonic()
-        rate = (pieces - 1) / (ended - first) if pieces > 1 and ended > first else 0.0
-        click.echo(f"first text after {first - began:.3f} s, then {rate:.1f} pieces/s", err=True)
+        click.echo(str(answer), err=True)

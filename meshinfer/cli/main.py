@@ -24,10 +24,17 @@ from meshinfer.config import folders
 from meshinfer.errors import MeshinferError
 
 COMMANDS = {
+    "demo": "See it work: several agents on this machine, one model.",
     "up": "Run the agent of this machine: find the others, carry layers, answer prompts.",
+    "use": "Choose the model of the mesh.",
     "ask": "Ask the mesh one question and stream its answer.",
-    "run": "Ask a model one question and stream its answer.",
+    "chat": "Talk with the mesh.",
+    "status": "Show the model, the nodes, and what they are doing.",
+    "plan": "Show which node runs which layers, and why.",
+    "peers": "Show the links to other nodes, and who cannot be reached.",
+    "down": "Stop the agent of this machine.",
     "model": "Add, list, show, verify and remove models.",
+    "run": "Ask a model one question in this process, without a mesh.",
     "devices": "Show what this machine can compute with.",
     "config": "Show the settings of an agent, and where they are from.",
     "bench": "Measure speed on this machine.",

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from meshinfer.cli.show import plural, size
+from meshinfer.cli.show import plural
+from meshinfer.cli.tables import NODES, measured, node_rows, predicted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,32 +55,24 @@ def drawn(status: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("node", "device", "memory", "layers", "doing"):
-        table.add_column(heading)
-    for node in status["nodes"]:
-        table.add_row(*node_cells(node), style="bold" if node["self"] else "")
-    head = Text()
-    head.append(status["model"] or "no model", style="bold")
-    if status["ready"]:
-        head.append("  ready", style="green")
-        if plan := status["plan"]:
-            predicted = f"{plan['tokens_per_s']:.1f} tokens/s for one user"
-            head.append(f"  {predicted}, {plan['tokens_per_s_together']:.1f} for {plan['users']} (predicted)")
-    else:
-        head.append(f"  {status['stage']}", style="yellow")
-    lines: list[RenderableType] = [head, table]
-    foot = f"API {status['api']}/v1   requests here: {status['requests']}, answered: {status['answered']}"
-    lines.append(Text(foot, style="dim"))
-    lines.append(Text(f"another machine joins with: meshinfer up --join {status['join_code']}", style="dim"))
-    return Panel(Group(*lines), title=f"meshinfer {status['version']} on {status['name']}", title_align="left")
-
-
-def node_cells(node: dict[str, Any]) -> tuple[str, str, str, str, str]:
-    """A node in words: name, device, memory, layers, what it is doing."""
-    layers = f"{node['first']}-{node['last']}" if node["first"] is not None else "-"
-    doing = node["phase"]
-    if node["total_bytes"]:
-        doing += f" {size(node['done_bytes'])} of {size(node['total_bytes'])}"
-    elif node["requests"]:
-        doing += f", {plural(node['requests'], 'request')}"
-    return node["name"], node["device"], size(node["memory_bytes"]), layers, doing
+    for heading in NODES:
+        table.add_column(heading, justify="right" if heading == "memory" else "left")
+    for cells in node_rows(status):
+        table.add_row(*map(Text, cells))
+    head = Text(status["model"] or "no model", style="bold")
+    head.append(f"  {status['stage']}", style="not bold green" if status["ready"] else "not bold yellow")
+    lines: list[RenderableType] = [head]
+    if status["trouble"]:
+        lines.append(Text(f"trouble: {status['trouble']}", style="red"))
+    if plan := status["plan"]:
+        lines.append(Text(f"predicted: {predicted(plan)}"))
+    if timing := status["timing"]:
+        lines.append(Text(f"measured: {measured(timing)}"))
+    lines += ["", table, ""]
+    if not status["peers"]:
+        lines.append(Text("alone so far: meshinfer peers says why", style="yellow"))
+    requests = f"{plural(status['requests'], 'request')} open, {status['answered']} answered"
+    lines.append(Text(f"API {status['api']}/v1, {requests}", style="dim"))
+    lines.append(Text(f"to join: meshinfer up --join {status['join_code']}", style="dim"))
+    title = Text(f"meshinfer {status['version']} on {status['name']}")
+    return Panel(Group(*lines), title=title, title_align="left", padding=(0, 1))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import click
 
 from meshinfer.files.progress import Progress
 
@@ -71,16 +74,29 @@ def progress_bars() -> Iterator[Progress]:
 
 
 @contextmanager
-def spinner(label: str) -> Iterator[None]:
-    """Something that turns on a terminal's stderr while work is done, and is gone afterwards."""
+def spinner(label: str) -> Iterator[Callable[[str], None]]:
+    """Something that turns on a terminal's stderr while work is done, and is gone afterwards.
+
+    What it yields says what is being done now; not on a terminal that is a line when it is something else.
+    """
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield
+        said = ""
+
+        def line(doing: str) -> None:
+            nonlocal said
+            words = re.sub(r"\d+", "", doing)
+            if words != said:
+                said = words
+                click.echo(doing, err=True)
+
+        yield line
         return
-    with console.status(label):
-        yield
+    with console.status(escape(label)) as status:
+        yield lambda doing: status.update(escape(doing))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> None:

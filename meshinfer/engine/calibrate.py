@@ -12,7 +12,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import groupby
-from statistics import median
 from typing import Annotated
 
 import msgspec
@@ -71,7 +70,12 @@ def probe_rate(device: Device, threads: int | None = None) -> float:
         began = time.perf_counter()
         inference.run(row)
         took.append(time.perf_counter() - began)
-    return _PRODUCTS * _WIDTHS[0] * _WIDTHS[1] / median(took)
+    return _PRODUCTS * _WIDTHS[0] * _WIDTHS[1] / undisturbed(took)
+
+
+def undisturbed(seconds: Sequence[float]) -> float:
+    """What something takes when nothing else runs: the lower quartile, which other programs hardly move."""
+    return sorted(seconds)[len(seconds) // 4]
 
 
 def calibrate(
@@ -142,11 +146,11 @@ def _measure(store: Store, manifest: Manifest, options: StageOptions, bounds: tu
         while pending := [stage for stage in timed if not stage.is_done]:
             for stage in pending:
                 stage.decode()
-    several, one = median(whole.took), median(first.took)
+    several, one = undisturbed(whole.took), undisturbed(first.took)
     more = stop - start - 1
     # The difference is free of what a call costs by itself; layers may be too small for it to stand out from noise.
     layer_s = (several - one) / more if several > one else several / (more + 1)
-    return Calibration(layer_s, median(head.took) if head else None)
+    return Calibration(layer_s, undisturbed(head.took) if head else None)
 
 
 def _range(store: Store, manifest: Manifest, layers: Sequence[int] | None) -> tuple[int, int]:

@@ -49,9 +49,12 @@ class ManifestKnown:
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """The planner's answer: a ring with reasons, or why there is none. `kept`: what the plan that holds would give."""
+    """The planner's answer to order `number`: a ring with reasons, or why there is none.
 
-    epoch: int
+    `kept`: what the plan that holds would give, None where it would not work any more.
+    """
+
+    number: int
     ring: RingPlan | None
     reasons: dict[NodeId, str]
     kv: str
@@ -101,9 +104,12 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class MakePlan:
-    """Plan a ring of these nodes from their reports; `PlanMade` is to follow. `kept` is the plan that holds."""
+    """Plan a ring of these nodes from their reports; `PlanMade` with this number is to follow.
 
-    epoch: int
+    `kept` is the plan that holds, `left_out` says why a node may not be in the new one.
+    """
+
+    number: int
     choice: Choice
     reports: dict[NodeId, Report]
     kept: Plan | None

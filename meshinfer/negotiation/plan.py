@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from meshinfer.negotiation.events import MakePlan, PlanMade
 from meshinfer.negotiation.problem import Problem, problem
-from meshinfer.planning.cost import predict
+from meshinfer.planning.cost import predict, stage_bytes
 from meshinfer.planning.explain import reasons, shortage
 from meshinfer.planning.partition import Ring, best_ring
 from meshinfer.planning.plan import Plan, RingPlan
@@ -16,6 +16,8 @@ from meshinfer.types import NodeId, Precision
 
 CODECS: dict[Precision, tuple[str, int]] = {"exact": ("f32", 4), "fast": ("f16", 2)}
 """How hidden states travel in each precision, and in how many bytes a value."""
+TOLERANCE = 0.1
+"""By how much a stage that runs may be over its node's budget, which wavers, and still be kept."""
 
 
 def make_plan(order: MakePlan, manifest: Manifest) -> PlanMade:
@@ -29,10 +31,10 @@ def make_plan(order: MakePlan, manifest: Manifest) -> PlanMade:
     if ring is None:
         missing = str(shortage(asked.model, asked.nodes, asked.network, demand)) if asked.nodes else "no node is usable"
         left = "; ".join(f"{order.reports[node].name} is left out: {why}" for node, why in order.left_out.items())
-        return PlanMade(order.epoch, None, {}, kv, codec, f"{missing}; {left}" if left else missing)
+        return PlanMade(order.number, None, {}, kv, codec, f"{missing}; {left}" if left else missing)
     why = explained(asked, ring, order.left_out)
-    kept = _kept(order.kept, asked)
-    return PlanMade(order.epoch, ring_plan(ring, demand), why, kv, codec, kept=kept)
+    kept = _kept(order.kept, problem(manifest, order.reports, demand, bytes_per_value))
+    return PlanMade(order.number, ring_plan(ring, demand), why, kv, codec, kept=kept)
 
 
 def ring_plan(ring: Ring, demand: Demand) -> RingPlan:
@@ -47,8 +49,12 @@ def explained(asked: Problem, ring: Ring, left_out: Mapping[NodeId, str]) -> dic
 
 
 def _kept(plan: Plan | None, asked: Problem) -> RingPlan | None:
-    """The plan that holds, with the speed it is predicted to have by what is known now."""
-    if plan is None or not plan.nodes <= {node.id for node in asked.nodes}:
+    """The plan that holds, with the speed it is predicted to have by what is known now; None where it is too large."""
+    memory = {node.id: node.memory_bytes * (1 + TOLERANCE) for node in asked.nodes}
+    if plan is None or any(
+        stage_bytes(asked.model, stage.start, stage.stop, asked.demand) > memory.get(stage.node, 0)
+        for stage in plan.ring.stages
+    ):
         return None
     prediction = predict(asked.model, asked.nodes, asked.network, plan.ring.stages)
     return RingPlan(plan.ring.stages, prediction.tokens_per_s(1), prediction.tokens_per_s(asked.demand.sequences))

@@ -187,7 +187,7 @@ class RingRunner:
                 spent.waiting_s,
                 spent.codec_s,
                 spent.inference_s,
-                len(message.spent),
+                tuple(stage.inference_s for stage in message.spent),
                 len(message.tokens),
             )
         )

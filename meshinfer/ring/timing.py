@@ -14,8 +14,13 @@ class StepTiming:
     waiting_s: float
     codec_s: float
     inference_s: float
-    hops: int
+    stages_s: tuple[float, ...]
+    """Inference in each stage, in the order of the ring."""
     sequences: int
+
+    @property
+    def hops(self) -> int:
+        return len(self.stages_s)
 
     @property
     def network_s(self) -> float:

@@ -170,7 +170,10 @@ class Accept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class Refuse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="refuse"):
-    """It would not, or could not; `seen` is the greatest epoch it knows."""
+    """It would not, or could not; or the plan that holds does not work there any more.
+
+    `seen`, the greatest epoch it knows, where only that is the reason: a new plan has to have a greater one.
+    """
 
     epoch: Count
     reason: Short
@@ -178,7 +181,7 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="prepare"):
-    """All accepted: fetch, compile, check."""
+    """All accepted: fetch, compile, check. Sent again until the answer comes."""
 
     epoch: Count
 
@@ -198,7 +201,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class Abandon(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="abandon"):
-    """A plan that was proposed does not come."""
+    """A plan that was proposed does not come; or there is none at all, for this reason."""
 
     epoch: Count
     reason: Short = ""
