@@ -36,15 +36,14 @@ class Problem:
 
 def model_spec(manifest: Manifest, bytes_per_value: int) -> ModelSpec:
     """A model as the planner sees it; `bytes_per_value` of a hidden state on the wire."""
-    layers = [shard.size_bytes for shard in manifest.shards if shard.kind == "layer"]
-    average = statistics.mean(layers) if layers else 1.0
+    average = _layer_bytes(manifest)
     width = sum(tensor.shape[-1] for tensor in manifest.shards[0].outputs)
     shards = tuple(
         ShardCost(
             shard.size_bytes,
             shard.kv_bytes_per_token,
             shard.fixed_state_bytes,
-            shard.weights.size_bytes / average if shard.kind == "layer" else 1.0,
+            shard.weights.size_bytes / average if shard.kind == "layer" and average else 1.0,
         )
         for shard in manifest.shards
     )
@@ -63,7 +62,7 @@ def _node(node: NodeId, report: Report, manifest: Manifest, fingerprint: str, me
     own = report if report.fingerprint == fingerprint else None
     probe = max(report.probe_bytes_s, _SLOWEST_PROBE)
     ratios = [other for other in measured if other.probe_bytes_s > 0]
-    layer_bytes = statistics.mean([s.weights.size_bytes for s in manifest.shards if s.kind == "layer"] or [0])
+    layer_bytes = _layer_bytes(manifest)
     head_bytes = manifest.shards[-1].weights.size_bytes
     layer_s = own.layer_s if own else 0.0
     if layer_s <= 0:
@@ -75,6 +74,11 @@ def _node(node: NodeId, report: Report, manifest: Manifest, fingerprint: str, me
         head_s = layer_s * (statistics.median(heads) if heads else head_bytes / max(layer_bytes, 1))
     memory = max(0, report.memory_bytes - _WORKING_BYTES)
     return NodeSpec(node, report.name, memory, layer_s, head_s)
+
+
+def _layer_bytes(manifest: Manifest) -> float:
+    """The weights of an average layer."""
+    return statistics.mean([shard.weights.size_bytes for shard in manifest.shards if shard.kind == "layer"] or [0])
 
 
 def _network(reports: Mapping[NodeId, Report]) -> Network:
