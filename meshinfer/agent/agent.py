@@ -29,12 +29,14 @@ from meshinfer.negotiation.events import (
     DropStage,
     Event,
     Instruction,
+    LinkMade,
     MakePlan,
     ManifestKnown,
     MembersSeen,
     ModelChosen,
     PrepareStage,
     ReportMade,
+    RingBroken,
     Send,
     Serve,
     StageFailed,
@@ -55,6 +57,7 @@ from meshinfer.types import NodeId, Precision, Sha256
 from meshinfer.wire.messages import (
     Abandon,
     Accept,
+    Break,
     Cancel,
     Chosen,
     Commit,
@@ -85,8 +88,12 @@ BUSY_S = 1.0
 """How long after its last step a ring counts as busy."""
 DEFAULT_CONTEXT_TOKENS = 4096
 ASK_AGAIN_S = 1.0
+MAX_FAILURES = 3
+"""Steps that fail one after the other before a stage counts as broken."""
+STUCK_S = 60.0
+"""How long a step may take before its ring counts as broken."""
 
-_NEGOTIATED = (Report, Chosen, Propose, Accept, Refuse, Prepare, Prepared, Commit, Abandon)
+_NEGOTIATED = (Report, Chosen, Propose, Accept, Refuse, Prepare, Prepared, Commit, Abandon, Break)
 _OF_THE_RING = (RingStep, Drawn, StepFailed, Submit, Cancel)
 
 
@@ -190,10 +197,18 @@ class Agent(Handler):
             if self.runner is not None:
                 self.runner.abandon(node)
 
+    def link_lost(self, node: NodeId) -> None:
+        """See `Handler`: what was under way on that link is lost, even where there is a new one at once."""
+        runner = self.runner
+        if runner is not None and {node, self.me.id} <= runner.plan.nodes:
+            self._handle(RingBroken(runner.epoch, f"the link between {self.me.name} and {self.name_of(node)} broke"))
+
     def link_opened(self, link: Link) -> None:
         """See `Handler`."""
+        node = link.hello.peer.id
         if self._report is not None:
             link.post(self._report)
+        self._handle(LinkMade(node))
 
     def twin_found(self, twin: Peer) -> None:
         """See `Handler`."""
@@ -501,11 +516,22 @@ class Agent(Handler):
         while True:
             await asyncio.sleep(TICK_S)
             self._refresh()
+            self._watch_ring()
             self._handle(TimePassed())
             if self._report is not None and self._report != sent and time.monotonic() - sent_at >= REPORT_EVERY_S:
                 sent, sent_at = self._report, time.monotonic()
                 if self.links is not None:
                     self.links.post_all(sent)
+
+    def _watch_ring(self) -> None:
+        runner = self.runner
+        if runner is None:
+            return
+        if runner.failures >= MAX_FAILURES:
+            runner.failures = 0
+            self._handle(RingBroken(runner.epoch, f"the stage of {self.me.name} fails", stage=True))
+        elif runner.stuck_s(time.monotonic()) > STUCK_S:
+            self._handle(RingBroken(runner.epoch, f"a step did not come round within {STUCK_S:.0f} s"))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)

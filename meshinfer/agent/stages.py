@@ -19,6 +19,7 @@ from meshinfer.engine.selfcheck import self_check
 from meshinfer.engine.stage import StageOptions, open_stage
 from meshinfer.engine.step import Entry, Stage, Step
 from meshinfer.errors import KvBudgetError
+from meshinfer.negotiation.plan import demand_of
 from meshinfer.planning.cost import StagePlan
 from meshinfer.planning.plan import Plan, Pool
 from meshinfer.shards.manifest import FileRef, Manifest
@@ -78,7 +79,8 @@ class Stages:
         await self.drop()
         specs = manifest.range(part.start, part.stop)
         choice = plan.choice
-        budget = sum(spec.kv_bytes_per_token for spec in specs) * choice.context_tokens * choice.sequences
+        demand = demand_of(choice, manifest)
+        budget = sum(spec.kv_bytes_per_token for spec in specs) * demand.context_tokens * demand.sequences
         options = self._capacity.options(plan.kv, choice.precision, budget)
         key = StageKey(manifest.fingerprint(), part.start, part.stop, options)
         if self.serving is not None and self.serving.key == key:

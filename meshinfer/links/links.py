@@ -66,6 +66,9 @@ class Handler:
     def link_opened(self, link: Link) -> None:
         """There is a new link to `link.hello.peer`."""
 
+    def link_lost(self, node: NodeId) -> None:
+        """A link is gone, and with it what was under way; there may be a new one already."""
+
     def received(self, sender: NodeId, message: msgspec.Struct, payload: memoryview) -> None:
         """A message came that links themselves do not answer."""
 
@@ -253,9 +256,11 @@ class Links:
                 self._happen(LinkLost(link.number, left))
 
     def _forget(self, link: Link) -> None:
-        self._links.pop(link.number, None)
+        if self._links.pop(link.number, None) is None:
+            return
         if self._by_node.get(link.hello.peer.id) is link:
             del self._by_node[link.hello.peer.id]
+        self._handler.link_lost(link.hello.peer.id)
 
     def _take(self, link: Link, message: msgspec.Struct, payload: memoryview) -> bool:
         """Handle one message; whether its sender leaves for good."""

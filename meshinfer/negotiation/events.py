@@ -19,6 +19,22 @@ class MembersSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkMade:
+    """There is a new link to a node: it may have started anew and know nothing."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class RingBroken:
+    """This node's part in the plan that holds does not work any more; `stage`: because of the node itself."""
+
+    epoch: int
+    reason: str
+    stage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Told:
     """Another node, or this one itself, sent a message."""
 
@@ -84,7 +100,19 @@ class TimePassed:
     """Some time passed; sent a few times a second."""
 
 
-Event = MembersSeen | Told | ReportMade | ModelChosen | ManifestKnown | PlanMade | StageReady | StageFailed | TimePassed
+Event = (
+    MembersSeen
+    | LinkMade
+    | RingBroken
+    | Told
+    | ReportMade
+    | ModelChosen
+    | ManifestKnown
+    | PlanMade
+    | StageReady
+    | StageFailed
+    | TimePassed
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from meshinfer.negotiation.problem import Problem, problem
 from meshinfer.planning.cost import predict, stage_bytes
 from meshinfer.planning.explain import reasons, shortage
 from meshinfer.planning.partition import Ring, best_ring
-from meshinfer.planning.plan import Plan, RingPlan
+from meshinfer.planning.plan import Choice, Plan, RingPlan
 from meshinfer.planning.specs import Demand
 from meshinfer.shards.manifest import Manifest
 from meshinfer.types import NodeId, Precision
@@ -23,7 +23,7 @@ TOLERANCE = 0.1
 def make_plan(order: MakePlan, manifest: Manifest) -> PlanMade:
     """Do what `MakePlan` asks for. It takes up to a second of CPU for many nodes."""
     codec, bytes_per_value = CODECS[order.choice.precision]
-    demand = Demand(order.choice.context_tokens, order.choice.sequences)
+    demand = demand_of(order.choice, manifest)
     usable = {node: report for node, report in order.reports.items() if node not in order.left_out}
     kv = manifest.kv_backends[0] if manifest.kv_backends else "stateful"
     asked = problem(manifest, usable, demand, bytes_per_value)
@@ -35,6 +35,11 @@ def make_plan(order: MakePlan, manifest: Manifest) -> PlanMade:
     why = explained(asked, ring, order.left_out)
     kept = _kept(order.kept, problem(manifest, order.reports, demand, bytes_per_value))
     return PlanMade(order.number, ring_plan(ring, demand), why, kv, codec, kept=kept)
+
+
+def demand_of(choice: Choice, manifest: Manifest) -> Demand:
+    """What is wanted of a plan; no request can be longer than the model's context."""
+    return Demand(min(choice.context_tokens, manifest.context_tokens), choice.sequences)
 
 
 def ring_plan(ring: Ring, demand: Demand) -> RingPlan:

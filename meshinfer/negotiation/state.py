@@ -21,6 +21,7 @@ from meshinfer.negotiation.events import (
     DropStage,
     Event,
     Instruction,
+    LinkMade,
     MakePlan,
     ManifestKnown,
     MembersSeen,
@@ -28,6 +29,7 @@ from meshinfer.negotiation.events import (
     PlanMade,
     PrepareStage,
     ReportMade,
+    RingBroken,
     Send,
     Serve,
     StageFailed,
@@ -41,6 +43,7 @@ from meshinfer.types import NodeId, kv_backend
 from meshinfer.wire.messages import (
     Abandon,
     Accept,
+    Break,
     Chosen,
     Commit,
     Prepare,
@@ -145,6 +148,11 @@ class Negotiation:
         match event:
             case MembersSeen(members):
                 yield from self._see(members, now)
+            case LinkMade(node):
+                yield from self._brief(node)
+            case RingBroken(epoch, reason, stage):
+                if self.committed is not None and self.committed.epoch == epoch:
+                    yield Send(self.leader, Break(epoch=epoch, reason=reason, stage=stage))
             case ReportMade(report):
                 self.reports[self.me] = report
             case ModelChosen(choice):
@@ -187,6 +195,13 @@ class Negotiation:
         if self._proposed is not None and self._proposed.leader not in members:
             yield from self._drop_proposed()
 
+    def _brief(self, node: NodeId) -> Iterator[Instruction]:
+        """Tell a node what it may have missed."""
+        if self.choice is not None:
+            yield Send(node, Chosen(choice=self.choice))
+        if self.committed is not None and self.pool is not None:
+            yield Send(node, Commit(plan=self.committed, pool=self.pool))
+
     def _choose(self, choice: Choice, now: float) -> Iterator[Instruction]:
         if not choice.wins_over(self.choice):
             return
@@ -223,6 +238,12 @@ class Negotiation:
                     self.why = reason
             case Commit(plan=plan, pool=pool):
                 yield from self._commit(plan, pool, now)
+            case Break(epoch=epoch, reason=reason, stage=stage):
+                if self.committed is not None and self.committed.epoch == epoch:
+                    self._broken = epoch
+                    self.why = f"planning again: {reason}"
+                    if stage:
+                        self._exclude({sender}, reason, EXCLUDED_S, now)
             case Accept(epoch=epoch):
                 yield from self._accepted(sender, epoch, now)
             case Refuse(epoch=epoch, reason=reason, seen=seen):

@@ -54,6 +54,8 @@ class RingRunner:
         self.timings: deque[StepTiming] = deque(maxlen=KEPT_TIMINGS)
         self.busy_at = 0.0
         """When the stage last had a step, in monotonic seconds."""
+        self.failures = 0
+        """Steps that failed here one after the other."""
 
     @property
     def epoch(self) -> int:
@@ -75,6 +77,10 @@ class RingRunner:
             case Cancel(number=number) if self.scheduler is not None:
                 self.scheduler.cancel((sender, number))
                 self._start_steps()
+
+    def stuck_s(self, now: float) -> float:
+        """How long the oldest step has been under way, at the head."""
+        return now - min((began for began, _ in self._started.values()), default=now)
 
     def abandon(self, node: NodeId) -> None:
         """A node is gone: forget what it asked for."""
@@ -117,6 +123,7 @@ class RingRunner:
         if self._closed:
             return
         message, payloads = done
+        self.failures = self.failures + 1 if isinstance(message, StepFailed) else 0
         target = self.plan.ring.head if isinstance(message, (Drawn, StepFailed)) else self._next
         if target is not None:
             self._post(target, message, payloads)

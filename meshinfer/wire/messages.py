@@ -207,6 +207,14 @@ class Abandon(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     reason: Short = ""
 
 
+class Break(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="break"):
+    """A plan that holds does not work: frames were lost, or, with `stage`, the sender's stage fails."""
+
+    epoch: Count
+    reason: Short = ""
+    stage: bool = False
+
+
 # --- requests and steps ----------------------------------------------------------------------------------------------
 
 
@@ -322,6 +330,7 @@ AnyMessage = (
     | Prepared
     | Commit
     | Abandon
+    | Break
     | Submit
     | Emit
     | Cancel
