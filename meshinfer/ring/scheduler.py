@@ -87,7 +87,7 @@ class Scheduler:
     _blocks: BlockPool = field(init=False)
     _waiting: deque[Request] = field(init=False, default_factory=deque)
     _running: dict[SequenceId, _Running] = field(init=False, default_factory=dict)
-    _steps: dict[StepNumber, tuple[SequenceId, ...]] = field(init=False, default_factory=dict)
+    _steps: dict[StepNumber, NextStep] = field(init=False, default_factory=dict)
     _released: list[SequenceId] = field(init=False, default_factory=list)
     _last_sequence: int = field(init=False, default=0)
     _last_step: int = field(init=False, default=0)
@@ -156,9 +156,10 @@ class Scheduler:
             running.in_flight += 1
             self._running[running.sequence] = self._running.pop(running.sequence)  # to the end of the line
         released, self._released = tuple(self._released), []
-        self._steps[StepNumber(number)] = tuple(entry.sequence for entry in entries)
         joined = np.concatenate(tokens) if tokens else np.zeros(0, np.int64)
-        return NextStep(StepNumber(number), tuple(entries), tuple(samplings), joined, released)
+        step = NextStep(StepNumber(number), tuple(entries), tuple(samplings), joined, released)
+        self._steps[step.number] = step
+        return step
 
     def complete(self, step: StepNumber, drawn: Mapping[SequenceId, int]) -> list[Emission]:
         """A step has come round with the tokens that were chosen; unknown steps are ignored."""
@@ -180,6 +181,8 @@ class Scheduler:
 
     def fail(self, step: StepNumber, reason: str) -> list[Emission]:
         """A stage could not run a step: its requests end, and their origins may try again."""
+        if step in self._steps:  # the stages after that one have not heard whom they may forget
+            self._released.extend(self._steps[step].released)
         emissions = []
         for running in self._returned(step):
             if not running.over:
@@ -189,7 +192,8 @@ class Scheduler:
 
     def _returned(self, step: StepNumber) -> list[_Running]:
         """The sequences of a step that is over; those that ended meanwhile are forgotten when nothing runs any more."""
-        back = [self._running[sequence] for sequence in self._steps.pop(step, ())]
+        over = self._steps.pop(step, None)
+        back = [self._running[entry.sequence] for entry in over.entries] if over else []
         for running in back:
             running.in_flight -= 1
             if running.over and not running.in_flight:
