@@ -90,6 +90,7 @@ DEFAULT_CONTEXT_TOKENS = 4096
 ASK_AGAIN_S = 1.0
 MAX_FAILURES = 3
 """Steps that fail one after the other before a stage counts as broken."""
+MAX_EARLY = 64
 STUCK_S = 60.0
 """How long a step may take before its ring counts as broken."""
 
@@ -106,7 +107,7 @@ class Agent(Handler):
         self.links: Links | None = None
         self.negotiation = Negotiation(me.id)
         self.origin = Origin(me.id, self.post, self.readiness, self.name_of)
-        self.stages = Stages(store, capacity, self.fetch, self._say)
+        self.stages = Stages(store, capacity, self.fetch, self._say, self._stop_ring)
         self.giver = Giver(store, self.post_bulk, self.busy)
         self.runner: RingRunner | None = None
         self.phase, self.done, self.total = "starting", 0, 0
@@ -127,6 +128,9 @@ class Agent(Handler):
         self._memory_bytes = 0
         self._ready = 0
         self._closing = False
+        self._swapping = asyncio.Lock()
+        self._early: list[tuple[NodeId, Any, memoryview]] = []
+        """What came for a ring that does not run here yet: others learned a moment sooner that its plan holds."""
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -257,6 +261,8 @@ class Agent(Handler):
     def _to_ring(self, sender: NodeId, message: Any, payload: memoryview) -> None:
         if self.runner is not None and self.runner.epoch == message.epoch:
             self.runner.received(sender, message, payload)
+        elif message.epoch > (self.runner.epoch if self.runner else 0) and len(self._early) < MAX_EARLY:
+            self._early.append((sender, message, payload))
         elif isinstance(message, Submit):
             reason = "the ring has changed"
             self.post(
@@ -334,18 +340,27 @@ class Agent(Handler):
         self._spawn(self._swap(runner, old), "change the ring")
 
     async def _swap(self, runner: RingRunner | None, old_stage: Any) -> None:
-        old, self.runner = self.runner, None
-        if old is not None:
-            await old.close()
-        if old_stage is not None:
-            await asyncio.to_thread(old_stage.stage.close)
-        self.runner = runner
+        async with self._swapping:
+            await self._stop_ring()
+            if old_stage is not None:
+                await asyncio.to_thread(old_stage.stage.close)
+            self.runner = runner
         if runner is None:
             return
         self.origin.serve(runner.plan)
         self._refresh()
+        early, self._early = self._early, []
+        for sender, message, payload in early:
+            self._to_ring(sender, message, payload)
         if runner.scheduler is not None:
             await self._probe(runner)
+
+    async def _stop_ring(self) -> None:
+        """Run no ring until the next plan holds; requests wait for that."""
+        old, self.runner = self.runner, None
+        if old is not None:
+            await old.close()
+        self._refresh()
 
     async def _probe(self, runner: RingRunner) -> None:
         """Ready is a ring that gave a token."""

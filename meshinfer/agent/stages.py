@@ -61,8 +61,11 @@ class OpenStage:
 class Stages:
     """The stage that serves and the one that is being prepared."""
 
-    def __init__(self, store: Store, capacity: Capacity, fetch: FetchFiles, say: Say) -> None:
+    def __init__(
+        self, store: Store, capacity: Capacity, fetch: FetchFiles, say: Say, stop_serving: Callable[[], Awaitable[None]]
+    ) -> None:
         self._store, self._capacity, self._fetch, self._say = store, capacity, fetch, say
+        self._stop_serving = stop_serving
         self.serving: OpenStage | None = None
         self._prepared: tuple[int, OpenStage] | None = None
         self.token_s = 0.0
@@ -87,10 +90,16 @@ class Stages:
             self._prepared = plan.epoch, self.serving
             return self.serving.pool
         await self._fetch(files_of(manifest, part))
+        size = sum(spec.size_bytes for spec in specs) + budget
+        if self.serving is not None and self.serving.size_bytes + size > self._capacity.memory_bytes(self.taken_bytes):
+            log.info(
+                "two stages do not fit into the memory budget: the one that serves is closed before the next is made"
+            )
+            await self._stop_serving()
+            await self.close()
         self._say("compiling")
         began = time.monotonic()
         stage = await asyncio.to_thread(self._open, manifest, part, options)
-        size = sum(spec.size_bytes for spec in specs) + budget
         opened = OpenStage(key, stage, size)
         self._prepared = plan.epoch, opened
         log.info("shards %d to %d are ready after %.1f s", part.start, part.stop - 1, time.monotonic() - began)
