@@ -35,7 +35,7 @@ def status_of(agent: Agent, about: dict[str, Any]) -> dict[str, Any]:
         "name": agent.me.name,
         "ready": ready.ready,
         "stage": ready.stage,
-        "trouble": agent.trouble,
+        "trouble": agent.reporter.trouble,
         "model": choice.name if choice else None,
         "fingerprint": choice.fingerprint if choice else None,
         "precision": choice.precision if choice else None,
@@ -48,8 +48,8 @@ def status_of(agent: Agent, about: dict[str, Any]) -> dict[str, Any]:
         "timing": timing_status(runner.timings) if runner else None,
         "requests": agent.origin.open_requests,
         "answered": agent.origin.answered,
-        "given_bytes": agent.giver.given_bytes,
-        "fetched_bytes": agent.fetched_bytes,
+        "given_bytes": agent.exchange.given_bytes,
+        "fetched_bytes": agent.exchange.fetched_bytes,
         "peers": _peers(agent),
         "unreachable": [
             {"host": address.host, "port": address.port, "reason": reason}
@@ -113,10 +113,10 @@ def admin_routes(agent: Agent, status: Callable[[], dict[str, Any]], stop: Calla
 
 
 async def _choose(agent: Agent, name: str) -> None:
-    agent.trouble = ""
+    agent.reporter.trouble = ""
     try:
         await agent.choose(name, anew=True)
     except MeshinferError as error:
-        agent.trouble = str(error)
+        agent.reporter.trouble = str(error)
         log.error("cannot use %s: %s", name, error)
         raise

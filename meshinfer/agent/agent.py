@@ -15,8 +15,10 @@ from typing import Any
 import msgspec
 
 from meshinfer.agent.capacity import Capacity
+from meshinfer.agent.exchange import Exchange, FileMessage
 from meshinfer.agent.models import Models
 from meshinfer.agent.origin import Origin
+from meshinfer.agent.report import Reporter
 from meshinfer.agent.stages import Stages
 from meshinfer.api.service import Readiness
 from meshinfer.errors import MeshinferError
@@ -49,10 +51,7 @@ from meshinfer.negotiation.state import Negotiation
 from meshinfer.planning.plan import Choice, Plan, Pool
 from meshinfer.ring.runner import RingRunner
 from meshinfer.settings import Settings
-from meshinfer.shards.manifest import FileRef, Manifest
 from meshinfer.shards.store import Store
-from meshinfer.transfer.fetch import Fetch
-from meshinfer.transfer.give import Giver
 from meshinfer.types import NodeId, Precision, Sha256
 from meshinfer.wire.messages import (
     Abandon,
@@ -63,19 +62,14 @@ from meshinfer.wire.messages import (
     Commit,
     Drawn,
     Emit,
-    LinkReport,
-    ManifestIs,
     Prepare,
     Prepared,
     Propose,
-    Range,
     Refuse,
     Report,
     RingStep,
     StepFailed,
     Submit,
-    Want,
-    WantManifest,
 )
 
 log = logging.getLogger(__name__)
@@ -83,7 +77,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 REPORT_EVERY_S = 0.5
 """Reports that changed are sent at most so often."""
-MEMORY_EVERY_S = 20.0
 BUSY_S = 1.0
 """How long after its last step a ring counts as busy."""
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -107,25 +100,16 @@ class Agent(Handler):
         self.links: Links | None = None
         self.negotiation = Negotiation(me.id)
         self.origin = Origin(me.id, self.post, self.readiness, self.name_of)
-        self.stages = Stages(store, capacity, self.fetch, self._say, self._stop_ring)
-        self.giver = Giver(store, self.post_bulk, self.busy)
+        self.exchange = Exchange(self.models, self.post, self.post_bulk, self.busy, self._others)
+        self.stages = Stages(store, capacity, self.exchange.fetch, self._say, self._stop_ring)
         self.runner: RingRunner | None = None
-        self.phase, self.done, self.total = "starting", 0, 0
-        self.fetched_bytes = 0
-        self.trouble = ""
-        """What last went wrong with a choice of a model, for people."""
+        self.reporter = Reporter(me.name, capacity, self.models, self.exchange)
         self.on_twin: Callable[[Peer], None] = lambda _: None
-        self._fetch: Fetch | None = None
-        self._fetching = asyncio.Lock()
-        self._manifests: dict[str, asyncio.Future[Manifest]] = {}
         self._names: dict[NodeId, str] = {me.id: me.name}
-        self._named: tuple[tuple[str, str], ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._preparing: asyncio.Task[None] | None = None
         self._adopting: asyncio.Task[None] | None = None
         self._report: Report | None = None
-        self._memory_at = -MEMORY_EVERY_S
-        self._memory_bytes = 0
         self._ready = 0
         self._closing = False
         self._swapping = asyncio.Lock()
@@ -137,7 +121,7 @@ class Agent(Handler):
     async def start(self, links: Links) -> None:
         """Begin with links that are open."""
         self.links = links
-        self._spawn(self.giver.run(), "give shards")
+        self._spawn(self.exchange.give(), "give shards")
         self._spawn(self._measure(), "measure this machine")
         self._spawn(self._tick(), "agent tick")
 
@@ -153,16 +137,20 @@ class Agent(Handler):
         await self.stages.close()
 
     async def _measure(self) -> None:
-        self._named = await asyncio.to_thread(self.models.named)
+        await asyncio.to_thread(self.models.look_for_models)
         await asyncio.to_thread(self.capacity.measure)
         remembered = self.models.remembered()
-        self.phase = "idle"
+        self.reporter.say("idle")
         if remembered is not None:
             self._handle(ModelChosen(remembered))
         elif self.settings.model is not None:
             await asyncio.sleep(1.5)  # the mesh may have chosen already; `choose` would find that out too late
             if self.negotiation.choice is None:
-                await self.choose(self.settings.model)
+                try:
+                    await self.choose(self.settings.model)
+                except MeshinferError as error:
+                    self.reporter.trouble = str(error)
+                    log.error("cannot serve %s: %s", self.settings.model, error)
             elif self.negotiation.choice.name != self.settings.model:
                 chosen = self.negotiation.choice.name
                 log.warning("the mesh serves %s: to change that, meshinfer use %s", chosen, self.settings.model)
@@ -174,14 +162,15 @@ class Agent(Handler):
         `anew` takes the place of an earlier choice. Raises all that adding a model does.
         """
         peers = {n: f for report in self.negotiation.reports.values() for n, f in report.models}
-        local = dict(self._named)
+        local = dict(self.models.named)
         fingerprint = local.get(name) or peers.get(name)
         context = self.settings.context_tokens or DEFAULT_CONTEXT_TOKENS
         if fingerprint is None:
-            manifest = await asyncio.to_thread(self.models.find, name, self._progress)
-            self._named = await asyncio.to_thread(self.models.named)
+            try:
+                manifest = await asyncio.to_thread(self.models.find, name, self.reporter.adding)
+            finally:
+                self.reporter.say("idle")
             name, fingerprint = manifest.name, manifest.fingerprint()
-            self.phase = "idle"
         precision: Precision = "exact" if self.settings.exact else "fast"
         old = self.negotiation.choice
         counter = old.counter + 1 if old is not None and anew else 1
@@ -226,33 +215,29 @@ class Agent(Handler):
             self._to_ring(sender, message, payload)
         elif isinstance(message, Emit):
             self.origin.received(message)
-        elif isinstance(message, Want):
-            self.giver.asked(sender, message)
-        elif isinstance(message, Range):
-            if self._fetch is not None:
-                self._fetch.received(message, payload)
-        elif isinstance(message, WantManifest):
-            self._spawn(self._give_manifest(sender, message), "give a manifest")
-        elif isinstance(message, ManifestIs):
-            self._take_manifest(message)
+        elif isinstance(message, FileMessage):
+            self.exchange.received(sender, message, payload)
 
-    def post(self, node: NodeId, message: msgspec.Struct, payloads: Sequence[bytes] = ()) -> None:
-        """Send to a node, or to this one."""
+    def post(self, node: NodeId, message: msgspec.Struct, payloads: Sequence[bytes] = ()) -> bool:
+        """Send to a node, or to this one; False where there is no link to it."""
         if node == self.me.id:
             data = memoryview(b"".join(payloads))
             asyncio.get_running_loop().call_soon(self.received, node, message, data)
-        elif self.links is not None:
-            lane = Lane.STEPS if isinstance(message, RingStep) else Lane.SMALL
-            self.links.post(node, message, payloads, lane)
+            return True
+        lane = Lane.STEPS if isinstance(message, RingStep) else Lane.SMALL
+        return self.links is not None and self.links.post(node, message, payloads, lane)
 
-    def post_bulk(self, node: NodeId, message: msgspec.Struct, payloads: Sequence[bytes]) -> None:
+    def post_bulk(self, node: NodeId, message: msgspec.Struct, payloads: Sequence[bytes] = ()) -> bool:
         """Send what may wait for everything else."""
-        if self.links is not None:
-            self.links.post(node, message, payloads, Lane.BULK)
+        return self.links is not None and self.links.post(node, message, payloads, Lane.BULK)
 
     def name_of(self, node: NodeId) -> str:
         """What people call a node."""
         return self._names.get(node, node[:8])
+
+    def _others(self) -> Mapping[NodeId, Report | None]:
+        negotiation = self.negotiation
+        return {node: negotiation.reports.get(node) for node in negotiation.members if node != self.me.id}
 
     def busy(self) -> bool:
         """Whether the ring here works for somebody."""
@@ -383,7 +368,8 @@ class Agent(Handler):
             await asyncio.to_thread(self.models.remember, choice)
         except MeshinferError as error:
             log.warning("the choice of the model is not kept: %s", error)
-        manifest = await self._manifest(choice.fingerprint)
+        self._say("asking for the manifest")
+        manifest = await self.exchange.manifest(choice.fingerprint)
         self.models.know(manifest, choice.fingerprint)
         self._say("measuring")
         kv = manifest.kv_backends[0] if manifest.kv_backends else "stateful"
@@ -393,98 +379,24 @@ class Agent(Handler):
         self._handle(ManifestKnown(choice.fingerprint))
         while True:
             try:
-                self.origin.model = await self.models.serve(choice, manifest, self.fetch)
+                self.origin.model = await self.models.serve(choice, manifest, self.exchange.fetch)
                 self._refresh()
                 return
             except MeshinferError as error:
                 log.warning("cannot have the tokenizer of %s yet: %s", choice.name, error)
                 await asyncio.sleep(ASK_AGAIN_S)
 
-    async def _manifest(self, fingerprint: Sha256) -> Manifest:
-        found = await asyncio.to_thread(self.models.local, fingerprint)
-        if found is not None:
-            return found
-        self._say("asking for the manifest")
-        future = self._manifests.setdefault(fingerprint, asyncio.get_running_loop().create_future())
-        try:
-            while True:
-                for node in self.negotiation.members:
-                    if node != self.me.id:
-                        self.post(node, WantManifest(fingerprint=fingerprint))
-                done, _ = await asyncio.wait([future], timeout=ASK_AGAIN_S)
-                if done:
-                    return future.result()
-        finally:
-            self._manifests.pop(fingerprint, None)
-
-    async def _give_manifest(self, node: NodeId, message: WantManifest) -> None:
-        manifest = await asyncio.to_thread(self.models.local, message.fingerprint)
-        text = manifest.to_json().encode() if manifest else b""
-        self.post(node, ManifestIs(fingerprint=message.fingerprint, text=text))
-
-    def _take_manifest(self, message: ManifestIs) -> None:
-        future = self._manifests.get(message.fingerprint)
-        if future is not None and not future.done() and (manifest := self.models.accept(message)) is not None:
-            future.set_result(manifest)
-
-    async def fetch(self, refs: Sequence[FileRef]) -> None:
-        """Have files of the chosen model here. Raises FetchError, NoSpaceError, InputError."""
-        async with self._fetching:
-            self._fetch = Fetch(self.models.store, refs, self._ask, self._holders, self._fetch_progress)
-            try:
-                await self._fetch.run()
-            finally:
-                self.fetched_bytes += self._fetch.fetched_bytes
-                self._fetch = None
-                self.models.look()
-                self._refresh()
-
-    def _ask(self, node: NodeId, message: msgspec.Struct) -> bool:
-        return self.links is not None and self.links.post(node, message)
-
-    def _holders(self) -> Mapping[NodeId, frozenset[Sha256]]:
-        fingerprint = self.models.fingerprint
-        return {
-            node: self.models.files_of(report.shards)
-            for node, report in self.negotiation.reports.items()
-            if node != self.me.id and report.fingerprint == fingerprint
-        }
-
     # --- what this node says of itself --------------------------------------------------------------------------
 
     def readiness(self) -> Readiness:
-        """Whether the ring that holds has given a token, and what is being done if not."""
-        plan, negotiation = self.negotiation.committed, self.negotiation
-        if plan is not None and self.runner is not None and self.runner.plan.epoch == plan.epoch:
-            head = negotiation.reports.get(plan.ring.head)
-            ready = self._ready if plan.ring.head == self.me.id else head.ready if head else 0
-            if plan.nodes <= set(negotiation.members) and ready == plan.epoch and self.origin.model is not None:
-                return Readiness(True, "ready", 0)
-        return Readiness(False, self._what_is_done(), 2)
-
-    def _what_is_done(self) -> str:
-        negotiation = self.negotiation
-        if negotiation.choice is None and self.phase in ("idle", "starting"):
-            return negotiation.why or "no model is chosen yet: meshinfer use MODEL, at any node"
-        doing = [
-            f"{report.name} is {report.phase}" + (f" {report.done * 100 // report.total} %" if report.total else "")
-            for node, report in sorted(negotiation.reports.items())
-            if report.phase not in ("idle", "serving", "prepared")
-        ]
-        return "; ".join(doing) or negotiation.why or "planning"
+        """See `Reporter.readiness`."""
+        serving = self.runner.epoch if self.runner else 0
+        has_model = self.origin.model is not None
+        return self.reporter.readiness(self.negotiation, serving, self._ready, has_model=has_model)
 
     def _say(self, phase: str) -> None:
-        if phase != self.phase:
-            self.phase, self.done, self.total = phase, 0, 0
-            self._refresh()
-
-    def _progress(self, phase: str, done: int, total: int) -> None:
-        """Called by threads that add a model."""
-        self.phase, self.done, self.total = f"adding the model ({phase})", done, total
-
-    def _fetch_progress(self, done: int, total: int) -> None:
-        if done < total:
-            self.phase, self.done, self.total = "fetching", done, total
+        self.reporter.say(phase)
+        self._refresh()
 
     def _refresh(self) -> None:
         report = self._own_report()
@@ -493,35 +405,11 @@ class Agent(Handler):
             self._handle(ReportMade(report))
 
     def _own_report(self) -> Report:
-        now = time.monotonic()
-        if now - self._memory_at >= MEMORY_EVERY_S:
-            self._memory_at = now
-            self._memory_bytes = self.capacity.memory_bytes(self.stages.taken_bytes)
-        capacity, links = self.capacity, self.links.all if self.links else ()
-        fetching = self._fetch.fetched_bytes if self._fetch else 0
-        return Report(
-            name=self.me.name,
-            memory_bytes=self._memory_bytes,
-            device=capacity.device.name,
-            device_name=capacity.device.full_name[:200],
-            threads=capacity.threads,
-            probe_bytes_s=_rough(capacity.probe_bytes_s),
-            fingerprint=capacity.fingerprint if capacity.fingerprint == self.models.fingerprint else "",
-            layer_s=capacity.layer_s,
-            head_s=capacity.head_s,
-            shards=self.models.shards,
-            links=tuple(
-                LinkReport(link.hello.peer.id, _rough(link.health.rtt_s), _rough(link.health.goodput_bytes_s))
-                for link in links
-            ),
-            epoch=self.negotiation.seen,
+        return self.reporter.report(
+            self.negotiation,
+            self.links.all if self.links else (),
             serving=self.runner.epoch if self.runner else 0,
             ready=self._ready,
-            models=self._named,
-            phase=self.phase[:200],
-            done=self.done,
-            total=self.total,
-            fetched_bytes=self.fetched_bytes + fetching,
             running=self.origin.open_requests,
         )
 
@@ -557,9 +445,4 @@ class Agent(Handler):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
-
-
-def _rough(value: float) -> float:
-    """Two digits: what wavers below that is no news."""
-    return float(f"{value:.2g}")
+            log.error("%s failed: %r", task.get_name(), error, exc_info=error)

@@ -40,13 +40,14 @@ class Capacity:
         """Compare this device with those of other nodes."""
         self.probe_bytes_s = probe_rate(self.device, self.threads)
 
-    def memory_bytes(self, own_bytes: int) -> int:
-        """What stages may take, `own_bytes` of which they take already: what is free, less a reserve, unless set."""
+    def memory_bytes(self) -> int:
+        """What stages may take, those that there are with them: what is free, less a reserve, unless it is set."""
         if self._settings.memory_bytes is not None:
             return self._settings.memory_bytes
         system = psutil.virtual_memory()
         reserve = max(_LEAST_RESERVE_BYTES, system.total // _RESERVED_PART)
-        free = resolve(self.device.name).free_memory_bytes + own_bytes - reserve
+        own = psutil.Process().memory_info().rss
+        free = resolve(self.device.name).free_memory_bytes + own - reserve
         return max(0, free // _ROUND_BYTES * _ROUND_BYTES)
 
     def options(self, kv: KvBackend, precision: Precision, kv_budget_bytes: int) -> StageOptions:

@@ -39,6 +39,8 @@ class Models:
         """Of the chosen model; empty until its manifest is here."""
         self.shards: tuple[int, ...] = ()
         """Which of its shards are here, whole."""
+        self.named: Named = ()
+        """(name, fingerprint) of the models that are here whole."""
 
     def remembered(self) -> Choice | None:
         """The choice of the mesh when this node last ran."""
@@ -55,22 +57,24 @@ class Models:
             folder.mkdir(parents=True, exist_ok=True)
             disk.write_atomic(folder / _CHOICE, msgspec.json.encode(choice).decode())
 
-    def named(self) -> Named:
-        """(name, fingerprint) of the models that are here whole."""
+    def look_for_models(self) -> None:
+        """See again which models are here whole."""
         found = []
         for name in self.store.names():
             try:
                 found.append((name, self.store.load(name).fingerprint()))
             except MeshinferError as error:
                 log.warning("%s", error)
-        return tuple(found)
+        self.named = tuple(found)
 
     def find(self, name: str, progress: Progress) -> Manifest:
         """A model by its name here, or made from its source. Raises all that adding a model does."""
         try:
             return self.store.load(name)
         except (ModelNotFoundError, InputError):
-            return add_model(Store(self.store.folders), name, progress=progress)
+            manifest = add_model(Store(self.store.folders), name, progress=progress)
+            self.look_for_models()
+            return manifest
 
     def local(self, fingerprint: str) -> Manifest | None:
         """The manifest of a model, if it is here."""
@@ -79,7 +83,7 @@ class Models:
                 return self.store.load_mesh(Sha256(fingerprint))
             except SourceError as error:
                 log.warning("%s", error)
-        for name, known in self.named():
+        for name, known in self.named:
             if known == fingerprint:
                 manifest = self.store.load(name)
                 self.store.save_mesh(manifest)

@@ -95,7 +95,7 @@ class Origin:
     def __init__(
         self,
         me: NodeId,
-        post: Callable[[NodeId, Any], None],
+        post: Callable[[NodeId, Any], bool],
         readiness: Callable[[], Readiness],
         name_of: Callable[[NodeId], str],
     ) -> None:

@@ -141,7 +141,7 @@ async def _discover(
         addresses = [Address(host, advert.port) for host in advert.addresses]
         links.hint(addresses, None if advert.id == identity.id else advert.id)
 
-    memory = await asyncio.to_thread(agent.capacity.memory_bytes, 0)
+    memory = await asyncio.to_thread(agent.capacity.memory_bytes)
     advert = Advert(
         PROTOCOL,
         identity.mesh_fingerprint,

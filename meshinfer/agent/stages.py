@@ -71,12 +71,6 @@ class Stages:
         self.token_s = 0.0
         """What one token took in the stage that was prepared last."""
 
-    @property
-    def taken_bytes(self) -> int:
-        """Memory of all open stages."""
-        open_stages = {id(s): s for s in (self.serving, self._prepared and self._prepared[1]) if s}
-        return sum(stage.size_bytes for stage in open_stages.values())
-
     async def prepare(self, plan: Plan, part: StagePlan, manifest: Manifest) -> Pool:
         """Make this node's stage of a plan ready. Raises FetchError, SelfCheckError, and all of opening a stage."""
         await self.drop()
@@ -91,7 +85,7 @@ class Stages:
             return self.serving.pool
         await self._fetch(files_of(manifest, part))
         size = sum(spec.size_bytes for spec in specs) + budget
-        if self.serving is not None and self.serving.size_bytes + size > self._capacity.memory_bytes(self.taken_bytes):
+        if self.serving is not None and self.serving.size_bytes + size > self._capacity.memory_bytes():
             log.info(
                 "two stages do not fit into the memory budget: the one that serves is closed before the next is made"
             )

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 KEPT_TIMINGS = 2048
 
-Post = Callable[[NodeId, msgspec.Struct, Sequence[bytes]], None]
+Post = Callable[[NodeId, msgspec.Struct, Sequence[bytes]], bool]
 """Sends a message to a node, to this one too."""
 
 

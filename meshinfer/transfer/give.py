@@ -22,7 +22,7 @@ MAX_WAITING = 32
 BUSY_BYTES_S = 16e6
 """What all nodes together get while the ring here works for somebody."""
 
-Post = Callable[[NodeId, msgspec.Struct, Sequence[bytes]], None]
+Post = Callable[[NodeId, msgspec.Struct, Sequence[bytes]], bool]
 
 
 class Giver:
