@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from meshinfer.cli.show import plural
 from meshinfer.cli.tables import NODES, measured, node_rows, predicted
+from meshinfer.cli.words import plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 QUIET = ("aiohttp", "zeroconf", "asyncio", "httpx", "filelock")
 REFRESH_S = 0.5
-LINE = "%(asctime)s %(levelname)-7s %(message)s"
+
+
+class KeyValues(logging.Formatter):
+    """Log lines as `key=value` pairs, which people read as well as programs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        part = record.name.removeprefix("meshinfer.")
+        line = f"time={at}.{int(record.msecs):03d}Z level={record.levelname.lower()} part={part} "
+        line += f"event={json.dumps(record.getMessage(), ensure_ascii=False)}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 def log_lines(level: int) -> None:
     """One line for each thing that happens, on stderr."""
-    logging.basicConfig(level=level, format=LINE, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(KeyValues())
+    logging.basicConfig(level=level, handlers=[handler])
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
