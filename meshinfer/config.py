@@ -92,10 +92,11 @@ def load_settings(
     the home's `config.toml` is read if there is one. Raises InputError.
     """
     path = file or folders.home / "config.toml"
-    return settle(given, _read_toml(path, needed=file is not None), str(path), platform.node())
+    return settle(given, read_toml(path, needed=file is not None), str(path), platform.node())
 
 
-def _read_toml(path: Path, needed: bool) -> dict[str, object]:
+def read_toml(path: Path, needed: bool = True) -> dict[str, object]:
+    """What a TOML file says; nothing where it is not there and not `needed`. Raises InputError."""
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError as error:

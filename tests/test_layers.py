@@ -68,10 +68,20 @@ WORLD = {
     "agent/signals.py": "signals",
     "agent/stages.py": "threads, clock, OpenVINO",
     "cli/answers.py": "terminal, clock",
-    "cli/ask.py": "terminal, clock",
-    "cli/client.py": "network",
+    "cli/ask.py": "terminal",
+    "cli/chat.py": "terminal",
+    "cli/client.py": "network, clock",
+    "cli/demo.py": "terminal, clock",
+    "cli/down.py": "terminal",
+    "cli/lifeline.py": "processes, threads, signals",
+    "cli/local_mesh.py": "processes, files, clock",
     "cli/panel.py": "terminal, clock",
+    "cli/peers.py": "terminal",
+    "cli/plan.py": "terminal",
+    "cli/processes.py": "processes, clock",
+    "cli/status.py": "terminal",
     "cli/up.py": "terminal",
+    "cli/use.py": "terminal, clock",
     "transfer/fetch.py": "event loop, files, threads, clock, randomness",
     "transfer/give.py": "event loop, files, threads",
     "links/dial.py": "network",
@@ -137,7 +147,9 @@ ALLOWED = {
     "api": BASE | {"engine.sampling", "text"},
     "models": BASE | {"engine", "files", "shards", "sources", "text"},
     "bench": BASE | {"engine", "files", "models", "shards"},
-    "cli": BASE | {"agent", "bench", "engine", "files", "models", "shards", "sources", "text"},
+    "cli": BASE
+    | {"agent", "bench", "engine", "files", "models", "negotiation.problem", "planning", "shards", "sources", "text"}
+    | {"wire.messages"},
     "__main__": {"cli"},
 }
 """What the modules of a package may import besides their own package: whole packages, or single modules."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from meshinfer.cli.options import agent_options
-from meshinfer.cli.show import print_table, size
+from meshinfer.cli.show import print_table
+from meshinfer.cli.words import size
 from meshinfer.config import Folders, load_settings
 from meshinfer.settings import Settings, host_port_text
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from meshinfer.cli.show import size
+from meshinfer.cli.words import size
 from meshinfer.engine.devices import Absence, Device, absent, probe
 
 

@@ -25,7 +25,7 @@ from meshinfer.errors import MeshinferError
 
 COMMANDS = {
     "demo": "See it work: several agents on this machine, one model.",
-    "up": "Run the agent of this machine: find the others, carry layers, answer prompts.",
+    "up": "Run the agent of this machine: find others, carry layers, answer.",
     "use": "Choose the model of the mesh.",
     "ask": "Ask the mesh one question and stream its answer.",
     "chat": "Talk with the mesh.",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshinfer.cli.show import plural, print_table, progress_bars, size
+from meshinfer.cli.show import print_table, progress_bars
+from meshinfer.cli.words import plural, size
 from meshinfer.config import Folders
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 
 import click
 
-from meshinfer.cli.show import plural, progress_bars, spinner
+from meshinfer.cli.show import progress_bars, spinner
+from meshinfer.cli.words import plural
 from meshinfer.config import Folders
 from meshinfer.errors import InputError
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshinfer.cli.words import size
 from meshinfer.files.progress import Progress
 
 if TYPE_CHECKING:
@@ -80,7 +81,10 @@ def spinner(label: str) -> Iterator[Callable[[str], None]]:
     What it yields says what is being done now; not on a terminal that is a line when it is something else.
     """
     from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
+
+    def one_line(doing: str) -> Text:
+        return Text(doing, no_wrap=True, overflow="ellipsis")
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -95,8 +99,8 @@ def spinner(label: str) -> Iterator[Callable[[str], None]]:
 
         yield line
         return
-    with console.status(escape(label)) as status:
-        yield lambda doing: status.update(escape(doing))
+    with console.status(one_line(label)) as status:
+        yield lambda doing: status.update(one_line(doing))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> None:
@@ -119,24 +123,9 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: C
     console.print(table)
 
 
-def plural(count: int, what: str) -> str:
-    """A number with its noun: 1 stage, 2 stages."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def _amount(phase: str, done: int, total: int) -> str:
     if not total:
         return ""
     if phase in _BYTES:
         return f"{size(done)} of {size(total)}"
     return f"{done}/{total}"
-
-
-def size(count: int) -> str:
-    """A number of bytes for people."""
-    value = float(count)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"

@@ -15,8 +15,9 @@ from meshinfer.config import Folders
 def command(folders: Folders, as_json: bool) -> None:
     """Show the model, the nodes and what they are doing, and how fast that is."""
     from meshinfer.cli.client import Client
-    from meshinfer.cli.show import plural, print_table
+    from meshinfer.cli.show import print_table
     from meshinfer.cli.tables import NODES, headline, measured, node_rows, predicted
+    from meshinfer.cli.words import plural
 
     status = Client.of(folders).status()
     if as_json:

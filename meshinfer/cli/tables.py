@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshinfer.cli.show import plural, size
+from meshinfer.cli.words import plural, size
 
 Status = Mapping[str, Any]
 """See `agent.admin.status_of`."""
@@ -79,10 +79,9 @@ def predicted(plan: Mapping[str, Any]) -> str:
 
 def measured(timing: Mapping[str, float]) -> str:
     """Where the time of a step went, as the head measured it."""
-    parts = ("inference", "waiting", "codec", "scheduling", "network")
-    return f"{timing['total_ms']:.1f} ms for a step: " + ", ".join(
-        f"{part} {timing[f'{part}_ms']:.1f}" for part in parts
-    )
+    total, inference, network = (timing[f"{part}_ms"] for part in ("total", "inference", "network"))
+    other = max(0.0, total - inference - network)
+    return f"{total:.1f} ms a step: inference {inference:.1f}, network {network:.1f}, other {other:.1f}"
 
 
 def peer_rows(status: Status) -> list[tuple[str, ...]]:

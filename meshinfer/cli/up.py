@@ -14,18 +14,22 @@ from meshinfer.config import Folders, load_settings
 
 
 @click.command("up")
+@click.option("--until-eof", is_flag=True, hidden=True, help="Stop when stdin ends.")
 @agent_options
 @click.pass_obj
-def command(folders: Folders, given: dict[str, object], config: Path | None) -> None:
+def command(folders: Folders, given: dict[str, object], config: Path | None, until_eof: bool) -> None:
     """Run the agent of this machine until Ctrl-C: it finds the others, carries layers, and answers prompts.
 
     The first one of a mesh prints a join code; the others are started once with --join CODE. The model is chosen once,
     at any of them, with --model or with: meshinfer use MODEL
     """
     from meshinfer.agent.service import run_agent
+    from meshinfer.cli.lifeline import end_with_stdin
     from meshinfer.cli.panel import log_lines, panel
 
     settings, _ = load_settings(folders, given, config)
+    if until_eof:
+        end_with_stdin()
     if sys.stderr.isatty() and sys.stdout.isatty():
         asyncio.run(run_agent(folders, settings, panel()))
     else:

@@ -53,4 +53,6 @@ def command(folders: Folders, model: str, wait: float) -> None:
 def _serves(status: dict[str, object]) -> bool:
     """Whether the mesh serves what was chosen last, and not still what was before."""
     plan = status["plan"]
-    return not status["choosing"] and bool(status["ready"]) and isinstance(plan, dict) and plan["model"] == status["model"]
+    return (
+        not status["choosing"] and bool(status["ready"]) and isinstance(plan, dict) and plan["model"] == status["model"]
+    )

@@ -49,7 +49,16 @@ def reasons(
     model: ModelSpec, nodes: Sequence[NodeSpec], network: Network, demand: Demand, ring: Ring
 ) -> dict[NodeId, str]:
     """Why each node carries what it carries, or nothing."""
-    return {node.id: _reason(model, nodes, network, demand, ring, node) for node in nodes}
+    carrying = {stage.node for stage in ring.stages}
+    said: dict[object, str] = {}
+    why = {}
+    for node in nodes:
+        links = tuple(network.between(node.id, other) for other in sorted(carrying - {node.id}))
+        alike = node.id if node.id in carrying else (node.memory_bytes, node.layer_s, node.head_s, links)
+        if alike not in said:  # left out nodes that are alike have the same reason, and finding it takes a while
+            said[alike] = _reason(model, nodes, network, demand, ring, node)
+        why[node.id] = said[alike]
+    return why
 
 
 def _reason(
