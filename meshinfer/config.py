@@ -57,6 +57,11 @@ class Folders:
         return self.home / "calibration.json"
 
     @property
+    def probes(self) -> Path:
+        """How this machine's devices compare with others; may be deleted at any time."""
+        return self.home / "probe.json"
+
+    @property
     def tokenizers(self) -> Path:
         """OpenVINO tokenizers under the names their library wants; may be deleted at any time."""
         return self.home / "tokenizers"

@@ -138,7 +138,7 @@ class Agent(Handler):
 
     async def _measure(self) -> None:
         await asyncio.to_thread(self.models.look_for_models)
-        await asyncio.to_thread(self.capacity.measure)
+        await asyncio.to_thread(self.capacity.measure, self.models.store.folders)
         remembered = self.models.remembered()
         self.reporter.say("idle")
         if remembered is not None:

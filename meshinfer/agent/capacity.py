@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Annotated
 
+import msgspec
 import psutil
 
+from meshinfer.config import Folders
 from meshinfer.engine.calibrate import calibrate, probe_rate
 from meshinfer.engine.devices import Device, resolve
 from meshinfer.engine.stage import StageOptions
 from meshinfer.errors import MeshinferError
+from meshinfer.files import disk
 from meshinfer.planning.cost import StagePlan
 from meshinfer.settings import Settings
 from meshinfer.shards.manifest import Manifest
@@ -36,9 +42,20 @@ class Capacity:
         self.layer_s, self.head_s = 0.0, 0.0
         self.fingerprint = ""
 
-    def measure(self) -> None:
-        """Compare this device with those of other nodes."""
-        self.probe_bytes_s = probe_rate(self.device, self.threads)
+    def measure(self, folders: Folders) -> None:
+        """Compare this device with those of other nodes; what was found once is kept."""
+        path = folders.probes
+        key = f"{self.device.full_name} {self.threads} openvino-{version('openvino')}"
+        try:
+            known = msgspec.json.decode(path.read_bytes(), type=dict[str, Annotated[float, msgspec.Meta(gt=0)]])
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            known = {}
+        if key not in known:
+            known[key] = probe_rate(self.device, self.threads)
+            with suppress(OSError):  # without the file it is measured again next time
+                folders.home.mkdir(parents=True, exist_ok=True)
+                disk.write_atomic(path, msgspec.json.encode(known).decode())
+        self.probe_bytes_s = known[key]
 
     def memory_bytes(self) -> int:
         """What stages may take, those that there are with them: what is free, less a reserve, unless it is set."""

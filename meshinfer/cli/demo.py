@@ -44,7 +44,7 @@ def command(folders: Folders, model: str, nodes: int, exact: bool, keep: bool, s
     if running(root):
         raise InputError("a demo is running already: stop it with meshinfer demo --stop")
     manifest = _model(folders, root, model)
-    options, megabytes = _options(manifest, nodes, exact)
+    options, megabytes = needing_all(manifest, nodes, exact)
     forget_mesh(root)
     click.echo(f"{plural(nodes, 'agent')} with {megabytes} MB each for {manifest.name}, on loopback, in {root}")
     mesh = LocalMesh(root, options, lasting=keep)
@@ -80,7 +80,7 @@ def _model(folders: Folders, root: Path, name: str) -> Manifest:
     return manifest
 
 
-def _options(manifest: Manifest, nodes: int, exact: bool) -> tuple[list[str], int]:
+def needing_all(manifest: Manifest, nodes: int, exact: bool) -> tuple[list[str], int]:
     """What each agent is told so that all are needed, and the MB of memory that it has for layers and KV cache."""
     from meshinfer.agent.capacity import usable_cores
     from meshinfer.negotiation.problem import model_spec, problem
