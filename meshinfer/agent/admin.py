@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from aiohttp import web
 
 from meshinfer.agent.agent import Agent
 from meshinfer.agent.status import node_status, plan_status, timing_status
-from meshinfer.errors import InputError, MeshinferError
+from meshinfer.errors import InputError, MeshinferError, SourceError
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +84,12 @@ def admin_routes(agent: Agent, status: Callable[[], dict[str, Any]], stop: Calla
         if not task.cancelled():
             task.exception()  # it is in the status, and in the log
 
-    async def get_status(_: web.Request) -> web.Response:
-        return web.json_response(status() | {"choosing": bool(choosing)})
+    async def get_status(request: web.Request) -> web.Response:
+        said = status() | {"choosing": bool(choosing)}
+        if "seconds" in request.query and agent.runner is not None:
+            since = time.monotonic() - _seconds(request.query["seconds"])
+            said["timing"] = timing_status([t for t in agent.runner.timings if t.at >= since])
+        return web.json_response(said)
 
     async def post_down(_: web.Request) -> web.Response:
         stop()
@@ -102,7 +107,10 @@ def admin_routes(agent: Agent, status: Callable[[], dict[str, Any]], stop: Calla
         task.add_done_callback(chosen)
         done, _ = await asyncio.wait([task], timeout=CHOSEN_AT_ONCE_S)
         if done:
-            task.result()
+            try:
+                task.result()
+            except SourceError as error:  # what was named here is at fault, and not what this node has
+                raise InputError(str(error)) from error
         return web.json_response({"model": name, "chosen": bool(done)})
 
     return [
@@ -110,6 +118,13 @@ def admin_routes(agent: Agent, status: Callable[[], dict[str, Any]], stop: Calla
         web.post("/mesh/down", post_down),
         web.post("/mesh/use", post_use),
     ]
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"seconds: '{text}' is no number") from None
 
 
 async def _choose(agent: Agent, name: str) -> None:

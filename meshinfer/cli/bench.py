@@ -11,6 +11,7 @@ from meshinfer.cli.show import print_table, progress_bars
 from meshinfer.config import Folders
 
 if TYPE_CHECKING:
+    from meshinfer.bench.ring import RingResult
     from meshinfer.bench.stage import Row
 
 
@@ -119,3 +120,77 @@ def _print_rows(rows: list[Row]) -> None:
         for row in rows
     ]
     print_table(headings, cells, right=headings[1:])
+
+
+@command.command("ring")
+@click.argument("model")
+@click.option("--hosts", type=click.IntRange(1, 16), default=2, show_default=True, help="Hosts, with a core each.")
+@click.option("--users", type=Numbers(), default="1,2", show_default=True, help="Numbers of users at once.")
+@click.option("--exact", is_flag=True, help="Measure exact mode.")
+@click.option("--tokens", type=click.IntRange(16), default=64, show_default=True, help="Tokens of each user.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Times each is measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def ring(
+    folders: Folders,
+    model: str,
+    hosts: int,
+    users: tuple[int, ...],
+    exact: bool,
+    tokens: int,
+    rounds: int,
+    as_json: bool,
+) -> None:
+    """Decode tokens/s of a ring of agents on hosts with a core each, and of the unsplit model on one core, interleaved.
+
+    The hosts are network namespaces on this machine: that needs root on Linux, and a checkout.
+    """
+    from meshinfer.bench.ring import RingOptions, measure
+    from meshinfer.bench.ring import as_json as to_json
+    from meshinfer.files.work import work_folder
+    from meshinfer.models.check import unsplit_graph
+    from meshinfer.shards.lend import lend
+    from meshinfer.shards.store import Store
+
+    store = Store(folders)
+    manifest = store.load(model)
+    options = RingOptions(hosts, users, tokens, rounds, "exact" if exact else "fast")
+    with (
+        progress_bars() as progress,
+        unsplit_graph(store, manifest, progress) as graph,
+        work_folder(folders) as root,
+    ):
+        lend(manifest, store, Store(Folders(root / "pc-1")))
+        result = measure(root, manifest.name, graph, options, progress)
+    if as_json:
+        click.echo(json.dumps(to_json(manifest.name, options, result), indent=1))
+    else:
+        _print_ring(result)
+
+
+def _print_ring(result: RingResult) -> None:
+    from statistics import median
+
+    click.echo("; ".join(result.stages))
+    headings = (
+        "contender",
+        "tokens/s",
+        "lowest",
+        "highest",
+        "of unsplit",
+        "inference",
+        "codec",
+        "waiting",
+        "sched.",
+        "network",
+        "hop",
+    )
+    unsplit = result.unsplit
+    rows = [("unsplit", f"{median(unsplit):.1f}", f"{min(unsplit):.1f}", f"{max(unsplit):.1f}", "1.00", *["-"] * 6)]
+    parts = ("inference_ms", "codec_ms", "waiting_ms", "scheduling_ms", "network_ms", "hop_overhead_ms")
+    for row in result.rows:
+        times = [f"{row.timing[part]:.2f}" if part in row.timing else "-" for part in parts]
+        numbers = (f"{value:.1f}" for value in (row.median, row.lowest, row.highest))
+        rows.append((f"{plural(row.users, 'user')}", *numbers, f"{row.against_unsplit:.2f}", *times))
+    print_table(headings, rows, right=headings[1:])
+    click.echo("times are medians of a step over all stages in ms; hop: all but inference, for one hop")

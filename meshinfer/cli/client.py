@@ -60,7 +60,8 @@ class Client:
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
         self.api = api
-        self._http = httpx.Client(base_url=api, headers=headers, timeout=_TIMEOUT, trust_env=False)
+        limits = httpx.Limits(max_keepalive_connections=0)  # nothing is left open for somebody to close
+        self._http = httpx.Client(base_url=api, headers=headers, timeout=_TIMEOUT, limits=limits, trust_env=False)
 
     @classmethod
     def of(cls, folders: Folders) -> Client:

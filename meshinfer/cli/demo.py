@@ -65,9 +65,10 @@ def command(folders: Folders, model: str, nodes: int, exact: bool, keep: bool, s
 
 def _model(folders: Folders, root: Path, name: str) -> Manifest:
     """The model, added if it has to be, for the first agent as well. Raises all that adding a model does."""
-    from meshinfer.cli.local_mesh import home_of, lend
+    from meshinfer.cli.local_mesh import home_of
     from meshinfer.cli.show import progress_bars
     from meshinfer.models.add import add_model
+    from meshinfer.shards.lend import lend
     from meshinfer.shards.store import Store
 
     store = Store(folders)

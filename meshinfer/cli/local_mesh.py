@@ -17,9 +17,7 @@ from meshinfer.agent.runtime import NoAgentError, read_runtime
 from meshinfer.cli.client import Client
 from meshinfer.cli.processes import alive, wait_until_gone
 from meshinfer.config import Folders
-from meshinfer.errors import InputError, MeshinferError, NotReadyError
-from meshinfer.shards.manifest import Manifest
-from meshinfer.shards.store import Store
+from meshinfer.errors import MeshinferError, NotReadyError
 
 POLL_S = 0.2
 START_S, CLOSE_S = 60.0, 20.0
@@ -38,21 +36,23 @@ class AgentDiedError(MeshinferError):
         super().__init__(f"{name} ended with exit code {code}: see {path}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LocalAgent:
     """One process of a local mesh."""
 
     name: str
     folders: Folders
     process: subprocess.Popen[bytes]
+    _client: Client | None = None
 
     @property
     def client(self) -> Client:
         """Its API. Raises NoAgentError until it has started."""
-        runtime = read_runtime(self.folders)
-        if runtime.pid != self.process.pid:
-            raise NoAgentError(f"{self.name} has not started yet")
-        return Client.of(self.folders)
+        if self._client is None:
+            if read_runtime(self.folders).pid != self.process.pid:
+                raise NoAgentError(f"{self.name} has not started yet")
+            self._client = Client.of(self.folders)
+        return self._client
 
     def check(self) -> None:
         """Raises AgentDiedError."""
@@ -175,29 +175,6 @@ def forget_mesh(root: Path) -> None:
     """What the mesh chose last is forgotten; the files that its nodes have stay."""
     for folders in homes(root):
         shutil.rmtree(folders.mesh, ignore_errors=True)
-
-
-def lend(manifest: Manifest, lender: Store, borrower: Store) -> None:
-    """Let another store have a model: the same files where the disk allows it, else copies."""
-    if manifest.name in borrower.names():
-        with suppress(InputError):
-            there = borrower.load(manifest.name)
-            if there.fingerprint() == manifest.fingerprint() and all(map(borrower.has, there.files)):
-                return
-        borrower.remove(manifest.name)
-    with borrower.adding(manifest.name):
-        for ref in manifest.files:
-            if not borrower.has(ref):
-                _link_or_copy(lender.path(ref), borrower.path(ref))
-        borrower.save(manifest)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _last_lines(path: Path) -> list[str]:

@@ -189,6 +189,7 @@ class RingRunner:
         spent = Spent(*(sum(part) for part in zip(*(msgspec.structs.astuple(s) for s in message.spent), strict=True)))
         self.timings.append(
             StepTiming(
+                came_at,
                 came_at - began,
                 scheduling,
                 spent.waiting_s,

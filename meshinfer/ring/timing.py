@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class StepTiming:
     """Where the time of one decode step went, in seconds, over all stages; what is left is the network."""
 
+    at: float
+    """When it came round, in monotonic seconds."""
     total_s: float
     scheduling_s: float
     waiting_s: float
