@@ -32,9 +32,7 @@ class Host(Protocol):
 def lab_hosts(count: int) -> Iterator[tuple[Host, ...]]:
     """So many hosts. Raises InputError where this machine cannot make them, saying what is missing."""
     if not (CHECKOUT / "tools" / "netlab.py").exists():
-        raise InputError(
-            "bench ring needs a checkout of meshinfer, installed with pip install -e: it runs tools/netlab.py"
-        )
+        raise InputError("bench ring runs tools/netlab.py: install meshinfer from a checkout, with pip install -e .")
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))
     netlab = importlib.import_module("tools.netlab")

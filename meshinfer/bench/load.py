@@ -1,7 +1,7 @@
 """Users of one agent, in a process of their own on its host: `python -m meshinfer.bench.load HOME USERS TOKENS`.
 
-Every user streams one completion. Printed as JSON are the tokens/s of all of them together while all of them stream, and
-the agent's status afterwards. With 0 users it is the status alone.
+Every user streams one completion. Printed as JSON are the tokens/s of all of them together while all of them stream,
+and the agent's status afterwards. With 0 users it is the status alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decode speed of a ring of agents on hosts with a core each, beside that of the unsplit model on one core.
 
-Everything is started once. Each round then measures the unsplit model and every number of users in turn, so that a drift of
-the machine's speed meets them alike; the ratios are of medians over rounds.
+Everything is started once. Each round then measures the unsplit model and every number of users in turn, so that a
+drift of the machine's speed meets them alike; the ratios are of medians over rounds.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from meshinfer.types import Precision
 READY_S = 240.0
 CLOSE_S = 20.0
 PROMPT_TOKENS = 16
+TRIES = 3
 POLL_S = 0.25
 
 
@@ -121,6 +122,16 @@ class _Ring:
             raise MeshinferError(f"pc-{number}: {done.stderr.strip().splitlines()[-1:] or 'no answer'}")
         return dict(json.loads(done.stdout))
 
+    def load(self, number: int, users: int, tokens: int) -> dict[str, Any]:
+        """`ask`, again where the mesh was just changing its ring. Raises MeshinferError."""
+        for _ in range(TRIES):
+            try:
+                return self.ask(number, users, tokens)
+            except MeshinferError as error:
+                complaint = error
+                self.ready(len(self._hosts))
+        raise complaint
+
     def close(self) -> None:
         for agent in self._agents:
             agent.terminate()
@@ -167,7 +178,7 @@ def measure(root: Path, model: str, graph: Path, options: RingOptions, progress:
                 unsplit.append(decode())
                 for index, users in enumerate(options.users):
                     progress("measure", turn * (1 + len(options.users)) + index + 1, steps)
-                    said = ring.ask(head, users, options.tokens)
+                    said = ring.load(head, users, options.tokens)
                     rates[users].append(said["rate"])
                     timings[users] = said["status"]["timing"]
             progress("measure", steps, steps)

@@ -1,7 +1,7 @@
-"""The baseline of `bench ring`, in a process of its own on one core: `python -m meshinfer.bench.unsplit GRAPH PRECISION CORE`.
+"""The baseline of `bench ring`: `python -m meshinfer.bench.unsplit GRAPH PRECISION CORE`, a process on one core.
 
-For each line `PROMPT DECODE` on stdin it feeds a prompt of so many tokens to the unsplit model, decodes so many more, and
-prints the tokens/s of those.
+For each line `PROMPT DECODE` on stdin it feeds a prompt of so many tokens to the unsplit model, decodes so many more,
+and prints the tokens/s of those.
 """
 
 from __future__ import annotations

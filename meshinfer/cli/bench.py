@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from meshinfer.cli.show import print_table, progress_bars
+from meshinfer.cli.words import plural
 from meshinfer.config import Folders
 
 if TYPE_CHECKING:
@@ -44,6 +45,17 @@ class Backends(click.ParamType[tuple[str, ...]]):
         if not set(names) <= {"paged", "stateful"}:
             self.fail(f"'{value}' is not a list of paged and stateful", param, ctx)
         return names
+
+
+_PARTS = {
+    "inference": "inference_ms",
+    "codec": "codec_ms",
+    "waiting": "waiting_ms",
+    "scheduling": "scheduling_ms",
+    "network": "network_ms",
+    "hop": "hop_overhead_ms",
+}
+"""Of a step's time, by their headings."""
 
 
 @click.group("bench")
@@ -172,24 +184,11 @@ def _print_ring(result: RingResult) -> None:
     from statistics import median
 
     click.echo("; ".join(result.stages))
-    headings = (
-        "contender",
-        "tokens/s",
-        "lowest",
-        "highest",
-        "of unsplit",
-        "inference",
-        "codec",
-        "waiting",
-        "sched.",
-        "network",
-        "hop",
-    )
+    headings = ("contender", "tokens/s", "lowest", "highest", "of unsplit", *_PARTS)
     unsplit = result.unsplit
     rows = [("unsplit", f"{median(unsplit):.1f}", f"{min(unsplit):.1f}", f"{max(unsplit):.1f}", "1.00", *["-"] * 6)]
-    parts = ("inference_ms", "codec_ms", "waiting_ms", "scheduling_ms", "network_ms", "hop_overhead_ms")
     for row in result.rows:
-        times = [f"{row.timing[part]:.2f}" if part in row.timing else "-" for part in parts]
+        times = [f"{row.timing[part]:.2f}" if part in row.timing else "-" for part in _PARTS.values()]
         numbers = (f"{value:.1f}" for value in (row.median, row.lowest, row.highest))
         rows.append((f"{plural(row.users, 'user')}", *numbers, f"{row.against_unsplit:.2f}", *times))
     print_table(headings, rows, right=headings[1:])

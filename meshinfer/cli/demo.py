@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshinfer.config import Folders
-from meshinfer.errors import InputError, NotReadyError
+from meshinfer.errors import InputError, MeshinferError, NotReadyError
 
 if TYPE_CHECKING:
     from meshinfer.cli.local_mesh import LocalMesh
@@ -19,6 +19,8 @@ QUESTION = "What is the capital of France?"
 MOST_TOKENS = 64
 CONTEXT_TOKENS = 1024
 READY_S = 600.0
+DEATH_S = 1.0
+"""How long a process may take to end whose agent has stopped to answer."""
 
 
 @click.command("demo")
@@ -33,7 +35,7 @@ def command(folders: Folders, model: str, nodes: int, exact: bool, keep: bool, s
 
     Each has so little memory that all are needed. The first one has the model, the others fetch their layers from it.
     """
-    from meshinfer.cli.local_mesh import AgentDiedError, LocalMesh, forget_mesh, running, stop_all
+    from meshinfer.cli.local_mesh import LocalMesh, forget_mesh, running, stop_all
     from meshinfer.cli.words import plural
 
     root = folders.home / "demo"
@@ -52,10 +54,11 @@ def command(folders: Folders, model: str, nodes: int, exact: bool, keep: bool, s
     try:
         _show(mesh, manifest, nodes)
         done = True
-    except AgentDiedError as error:
-        for line in error.log:
+    except MeshinferError as error:
+        died = mesh.death(DEATH_S)
+        for line in died.log if died else ():
             click.echo(f"  {line}", err=True)
-        raise
+        raise died or error from None
     finally:
         if not (keep and done):
             mesh.close()
@@ -115,7 +118,6 @@ def _show(mesh: LocalMesh, manifest: Manifest, nodes: int) -> None:
     click.echo(f"ready after {time.monotonic() - began:.1f} s: {ring}")
     options = {"max_tokens": MOST_TOKENS, "temperature": 0}
     for agent in mesh.agents:
-        agent.check()
         wait_until_ready(agent.client, READY_S)  # the nodes may plan again once they have measured themselves
         click.echo(f"\n{agent.name}> {QUESTION}")
         with agent.client.chat([{"role": "user", "content": QUESTION}], options) as answer:
@@ -135,7 +137,7 @@ def _show(mesh: LocalMesh, manifest: Manifest, nodes: int) -> None:
 
 
 def _ready(mesh: LocalMesh, say: Any) -> dict[str, Any]:
-    """The status of the first agent once all are ready. Raises AgentDiedError, InputError, NotReadyError."""
+    """The status of the first agent once all are ready. Raises InputError, NotReadyError."""
     from meshinfer.cli.local_mesh import POLL_S
 
     deadline = time.monotonic() + READY_S

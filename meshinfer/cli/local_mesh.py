@@ -17,7 +17,7 @@ from meshinfer.agent.runtime import NoAgentError, read_runtime
 from meshinfer.cli.client import Client
 from meshinfer.cli.processes import alive, wait_until_gone
 from meshinfer.config import Folders
-from meshinfer.errors import MeshinferError, NotReadyError
+from meshinfer.errors import InputError, MeshinferError, NotReadyError
 
 POLL_S = 0.2
 START_S, CLOSE_S = 60.0, 20.0
@@ -54,11 +54,11 @@ class LocalAgent:
             self._client = Client.of(self.folders)
         return self._client
 
-    def check(self) -> None:
-        """Raises AgentDiedError."""
+    @property
+    def death(self) -> AgentDiedError | None:
+        """How it ended, if it did."""
         code = self.process.poll()
-        if code is not None:
-            raise AgentDiedError(self.name, code, self.folders.home / _LOG)
+        return None if code is None else AgentDiedError(self.name, code, self.folders.home / _LOG)
 
 
 class LocalMesh:
@@ -84,16 +84,26 @@ class LocalMesh:
             self._start(number, others)
 
         def all_linked() -> bool:
-            return all(self._answers(agent) and len(agent.client.status()["nodes"]) == count for agent in self.agents)
+            there = all(self._answers(agent) for agent in self.agents)
+            return there and all(len(status["nodes"]) == count for status in self.statuses())
 
         say(f"waiting for {count} nodes to find each other")
         self._until(all_linked, "the nodes do not find each other")
 
     def statuses(self) -> list[dict[str, Any]]:
-        """Of every agent. Raises AgentDiedError."""
-        for agent in self.agents:
-            agent.check()
+        """Of every agent. Raises InputError where one does not answer."""
         return [agent.client.status() for agent in self.agents]
+
+    def death(self, within_s: float = 0.0) -> AgentDiedError | None:
+        """The first agent that has ended, or ends in so many seconds."""
+        deadline = time.monotonic() + within_s
+        while True:
+            for agent in self.agents:
+                if died := agent.death:
+                    return died
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(POLL_S)
 
     def close(self) -> None:
         """End all agents, those that do not end by themselves after `CLOSE_S` by force."""
@@ -125,7 +135,7 @@ class LocalMesh:
         return agent
 
     def _answers(self, agent: LocalAgent) -> bool:
-        with suppress(NoAgentError):
+        with suppress(InputError):
             agent.client.status()
             return True
         return False
@@ -133,8 +143,8 @@ class LocalMesh:
     def _until(self, condition: Callable[[], bool], complaint: str) -> None:
         deadline = time.monotonic() + START_S
         while not condition():
-            for agent in self.agents:
-                agent.check()
+            if died := self.death():
+                raise died
             if time.monotonic() > deadline:
                 raise NotReadyError(f"{complaint} after {START_S:.0f} s: see {self.root / 'pc-1' / _LOG}")
             time.sleep(POLL_S)

@@ -41,13 +41,13 @@ def command(folders: Folders, model: str, wait: float) -> None:
             status = client.status()
     if status["trouble"]:
         raise InputError(status["trouble"])
-    if _serves(status):
+    if not wait:
+        click.echo(f"{model} is chosen: meshinfer status shows how far it is")
+    elif _serves(status):
         click.echo(f"{status['model']} is ready: {predicted(status['plan'])} (predicted)")
         click.echo('ask it: meshinfer ask "What is the capital of France?"')
-    elif wait:
-        raise NotReadyError(f"not ready after {wait:g} s: {status['stage']}; it goes on, see meshinfer status")
     else:
-        click.echo(f"{model} is chosen: meshinfer status shows how far it is")
+        raise NotReadyError(f"not ready after {wait:g} s: {status['stage']}; it goes on, see meshinfer status")
 
 
 def _serves(status: dict[str, object]) -> bool:
