@@ -101,19 +101,22 @@ class Mdns:
         """Be there until the interfaces change, or `close`. Raises OSError, ZeroconfError, InputError."""
         self._mine, self._chosen = self._look()
         aio = _open(self._chosen)
+        browser: AsyncServiceBrowser | None = None
 
         def hear(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
             self._hear(group, zeroconf, name, state_change)
 
-        # Answers by unicast would reach any one of several processes on this machine.
-        browser = AsyncServiceBrowser(aio.zeroconf, SERVICE, handlers=[hear], question_type=DNSQuestionType.QM)
         try:
             await aio.zeroconf.async_wait_for_start()
             if not aio.zeroconf.engine.senders:
                 raise OSError("no network interface takes multicast")
+            # Not before the start: a resolver that is cancelled while it waits for that would cancel the start itself.
+            # Answers by unicast would reach any one of several processes on this machine.
+            browser = AsyncServiceBrowser(aio.zeroconf, SERVICE, handlers=[hear], question_type=DNSQuestionType.QM)
             await self._stay(aio)
         finally:
-            await browser.async_cancel()
+            if browser is not None:
+                await browser.async_cancel()
             for task in self._resolving.values():
                 task.cancel()
             self._resolving.clear()
