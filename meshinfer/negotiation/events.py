@@ -89,7 +89,7 @@ class StageReady:
 
 @dataclass(frozen=True, slots=True)
 class StageFailed:
-    """This node could not prepare its stage, or the one it had broke."""
+    """This node could not prepare its stage of a plan."""
 
     epoch: int
     reason: str

@@ -173,22 +173,10 @@ class Negotiation:
                 pass
 
     def _see(self, members: tuple[NodeId, ...], now: float) -> Iterator[Instruction]:
-        gone = set(self.members) - set(members)
-        new = set(members) - set(self.members)
-        if not gone and not new:  # one of them has started again
-            new = set(members) - {self.me}
         self._changed_at = now
         self._since = {node: self._since.get(node, now) for node in members}
         self.members = members
         self.reports = {node: report for node, report in self.reports.items() if node in members}
-        plan = self.committed
-        for node in sorted(new):
-            if self.choice is not None:
-                yield Send(node, Chosen(choice=self.choice))
-            if plan is not None and self.pool is not None and plan.nodes <= set(members):
-                yield Send(node, Commit(plan=plan, pool=self.pool))
-        if plan is not None and plan.stage_of(self.me) and plan.nodes & gone:  # steps on that link are lost
-            yield Send(self.leader, Refuse(epoch=plan.epoch, reason="a link of the ring broke", seen=self.seen))
         talk = self._talk
         if talk is not None and not talk.plan.nodes <= set(members):
             yield from self._give_up("a node of it is gone", talk)
@@ -199,7 +187,7 @@ class Negotiation:
         """Tell a node what it may have missed."""
         if self.choice is not None:
             yield Send(node, Chosen(choice=self.choice))
-        if self.committed is not None and self.pool is not None:
+        if self.committed is not None and self.pool is not None and self._works:
             yield Send(node, Commit(plan=self.committed, pool=self.pool))
 
     def _choose(self, choice: Choice, now: float) -> Iterator[Instruction]:
@@ -239,11 +227,7 @@ class Negotiation:
             case Commit(plan=plan, pool=pool):
                 yield from self._commit(plan, pool, now)
             case Break(epoch=epoch, reason=reason, stage=stage):
-                if self.committed is not None and self.committed.epoch == epoch:
-                    self._broken = epoch
-                    self.why = f"planning again: {reason}"
-                    if stage:
-                        self._exclude({sender}, reason, EXCLUDED_S, now)
+                self._break(sender, epoch, reason, stage, now)
             case Accept(epoch=epoch):
                 yield from self._accepted(sender, epoch, now)
             case Refuse(epoch=epoch, reason=reason, seen=seen):
@@ -284,7 +268,8 @@ class Negotiation:
     def _prepare(self, sender: NodeId, epoch: int) -> Iterator[Instruction]:
         plan = self._proposed
         if plan is None or (plan.leader, plan.epoch) != (sender, epoch):
-            if self.committed is None or self.committed.epoch != epoch:
+            held = self.committed
+            if held is None or (held.leader, held.epoch) != (sender, epoch):
                 yield Send(sender, Refuse(epoch=epoch, reason="this node knows nothing of the plan", seen=self.seen))
         elif self._ready is not None:
             yield Send(sender, Prepared(epoch=epoch, pool=self._ready))
@@ -314,8 +299,6 @@ class Negotiation:
             leader = self._proposed.leader
             yield from self._drop_proposed()
             yield Send(leader, Refuse(epoch=epoch, reason=reason[:400]))
-        elif self.committed is not None and self.committed.epoch == epoch:
-            yield Send(self.leader, Refuse(epoch=epoch, reason=reason[:400]))
 
     def _drop_proposed(self) -> Iterator[Instruction]:
         if self._proposed is not None:
@@ -442,15 +425,22 @@ class Negotiation:
 
     def _refused(self, sender: NodeId, epoch: int, reason: str, seen: int, now: float) -> Iterator[Instruction]:
         """`seen` is not 0 where the node itself is all right."""
-        talk, plan = self._talk, self.committed
+        talk = self._talk
         if talk is not None and talk.plan.epoch == epoch and sender in talk.plan.nodes:
             if not seen:
                 self._exclude({sender}, reason, EXCLUDED_S if sender in talk.accepted else REFUSED_S, now)
             yield from self._give_up(f"{sender[:8]}: {reason}", talk)
-        elif plan is not None and plan.epoch == epoch and sender in plan.nodes:
+
+    def _break(self, sender: NodeId, epoch: int, reason: str, stage: bool, now: float) -> None:
+        """The plan that holds does not work. Nodes say so again and again: only the first time is news."""
+        plan = self.committed
+        if plan is None or plan.epoch != epoch or sender not in plan.nodes:
+            return
+        if self._broken != epoch:
             self._broken, self._changed_at = epoch, now
-            if not seen:
-                self._exclude({sender}, reason, EXCLUDED_S, now)
+            self.why = f"planning again: {reason}"
+        if stage and sender not in self._excluded:
+            self._exclude({sender}, reason, EXCLUDED_S, now)
 
     def _prepared(self, sender: NodeId, epoch: int, pool: Pool, now: float) -> Iterator[Instruction]:
         talk = self._talk

@@ -170,7 +170,7 @@ class Accept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class Refuse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="refuse"):
-    """It would not, or could not; or the plan that holds does not work there any more.
+    """It would not, or could not.
 
     `seen`, the greatest epoch it knows, where only that is the reason: a new plan has to have a greater one.
     """

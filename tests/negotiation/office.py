@@ -17,6 +17,7 @@ from meshinfer.negotiation.events import (
     DropStage,
     Event,
     Instruction,
+    LinkMade,
     MakePlan,
     ManifestKnown,
     MembersSeen,
@@ -24,6 +25,7 @@ from meshinfer.negotiation.events import (
     PlanMade,
     PrepareStage,
     ReportMade,
+    RingBroken,
     Send,
     Serve,
     StageFailed,
@@ -153,6 +155,7 @@ class Office:
                 self._disconnect(old.id, other, 0.0)
                 self._connect_soon(old.id, other, self._some(0.2, 1.0))
             else:
+                self._links.pop(frozenset((old.id, other)), None)
                 self._connect(old.id, other)
         return node
 
@@ -333,19 +336,20 @@ class Office:
         self._later(lambda: self._connect(a, b), self._some(0.01, 0.5) if seconds is None else seconds)
 
     def _connect(self, a: NodeId, b: NodeId) -> None:
-        """Where the two are linked already, the new link takes the place of the old one and nobody is told."""
+        """The new link may take the place of one whose end was not noticed yet."""
         near, far = self.nodes[a], self.nodes[b]
         pair = frozenset((a, b))
-        if a == b or not near.alive or not far.alive or pair in self.blocked:
-            return
-        if b in near.linked and a in far.linked:
+        if a == b or not near.alive or not far.alive or pair in self.blocked or pair in self._links:
             return
         self._links[pair] = next(self._jobs)
         for end, other in ((near, b), (far, a)):
+            if other in end.linked:
+                self._link_lost(end, other)
             end.linked.add(other)
             self.happen(end, MembersSeen(tuple(sorted({*end.linked, end.id}))))
             if end.sent is not None:
                 self._send(end, other, end.sent)
+            self.happen(end, LinkMade(other))
 
     def _disconnect(self, a: NodeId, b: NodeId, within: float) -> None:
         """Both ends lose the link, one after the other; nothing comes over it any more."""
@@ -356,7 +360,14 @@ class Office:
     def _lost(self, node: Node, other: NodeId) -> None:
         if other in node.linked and frozenset((node.id, other)) not in self._links:
             node.linked.discard(other)
+            self._link_lost(node, other)
             self.happen(node, MembersSeen(tuple(sorted({*node.linked, node.id}))))
+
+    def _link_lost(self, node: Node, other: NodeId) -> None:
+        """As an agent does: what was under way between two stages is lost."""
+        plan = node.served[-1] if node.serving else None
+        if plan is not None and {node.id, other} <= plan.nodes:
+            self.happen(node, RingBroken(plan.epoch, "a link broke"))
 
     def _send(self, node: Node, target: NodeId, message: msgspec.Struct) -> None:
         self.messages[type(message).__name__] += 1

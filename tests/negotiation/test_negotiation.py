@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from meshinfer.negotiation.events import RingBroken
 from meshinfer.negotiation.state import EXCLUDED_S, NO_MODEL, PATIENCE_S, Negotiation, common_pool
 from meshinfer.planning.plan import Pool
 from meshinfer.types import NodeId
@@ -137,8 +138,9 @@ def test_a_plan_that_lost_a_node_does_not_take_the_place_of_one_that_works() -> 
     mesh = settled(6, memory=4)
     mesh.cut(["pc-00", "pc-01", "pc-02"], ["pc-03", "pc-04", "pc-05"])
     mesh.run(25)
-    mesh.restart("pc-04")
-    mesh.run(25)
+    for _ in range(3):
+        mesh.restart("pc-04")
+        mesh.run(25)
     mesh.kill("pc-05")
     mesh.run(10)  # what is left of the right half cannot serve
     works, lost = (mesh.nodes[NodeId(name)].state.committed for name in ("pc-00", "pc-03"))
@@ -179,6 +181,27 @@ def test_a_link_of_the_ring_that_breaks_and_comes_back_makes_a_new_plan(a: str, 
     start = mesh.now
     mesh.run(60)
     assert mesh.plans_since(start + 10) == 0
+
+
+def test_a_stage_that_fails_while_it_serves_is_left_out() -> None:
+    mesh = settled(3, memory=12)
+    epoch = mesh.plan.epoch
+    for _ in range(3):  # it says so again and again
+        mesh.happen(mesh.nodes[NodeId("pc-01")], RingBroken(epoch, "its device is gone", stage=True))
+        mesh.run(0.25)
+    mesh.run_until(lambda: mesh.agreed() and mesh.plan.epoch > epoch, within=10)
+    assert mesh.carriers == {"pc-00", "pc-02"}
+    mesh.run_until(lambda: mesh.agreed() and len(mesh.carriers) == 3, within=EXCLUDED_S + AGAIN_S)
+
+
+def test_a_ring_that_is_said_to_be_broken_on_and_on_is_planned_anew_all_the_same() -> None:
+    mesh = settled(3, memory=12)
+    epoch = mesh.plan.epoch
+    for _ in range(40):
+        if mesh.nodes[NodeId("pc-01")].serving == epoch:
+            mesh.happen(mesh.nodes[NodeId("pc-01")], RingBroken(epoch, "a step does not come round"))
+        mesh.run(0.25)
+    assert mesh.plan.epoch == epoch + 1 and len(mesh.carriers) == 3
 
 
 @pytest.mark.parametrize("kind", [Propose, Accept, Prepare, Prepared, Commit, Chosen])
@@ -283,6 +306,11 @@ happenings = st.sampled_from(["kill", "restart", "restart quickly", "cut", "mend
 stories = st.lists(st.tuples(happenings, st.integers(0, 6), st.integers(0, 6), st.floats(0, 6)), max_size=10)
 
 
+MET_WHILE_PREPARING = [("restart", 1, 0, 2.0), ("restart", 0, 0, 1.0), ("restart", 0, 0, 1.625), ("use", 1, 0, 1.0)]
+"""Each half had a plan of the same epoch: one was being prepared, the other one held already."""
+
+
+@example(2, 4408, [*MET_WHILE_PREPARING, ("cut", 1, 0, 1.0), ("wait", 0, 0, 1.0)])
 @given(st.integers(2, 7), st.integers(0, 1 << 20), stories)
 @settings(max_examples=40)
 def test_after_any_story_all_that_are_left_serve_one_plan(
