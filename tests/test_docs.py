@@ -89,7 +89,7 @@ def test_the_readme_has_its_two_commands_on_one_line_each() -> None:
     assert marked_block(text, "test").count("\n") == 0 and "-m pytest" in marked_block(text, "test")
     first = marked_block(text, "run")
     assert first.count("\n") == 0
-    assert command_lines(f"```sh\n{first}\n```\n") == [["run", "smollm2-135m", "What is the capital of France?"]]
+    assert command_lines(f"```sh\n{first}\n```\n") == [["demo"]]
 
 
 def test_every_command_is_in_the_readme() -> None:
