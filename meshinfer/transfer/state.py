@@ -67,8 +67,11 @@ Instruction = Ask | Check | Restart | Done
 
 @dataclass(slots=True)
 class _File:
+    """Bytes up to `written` are on the disk, up to `came` they are here, up to `asked` somebody was asked for them."""
+
     wanted: Wanted
     written: int
+    came: int
     asked: int
     source: NodeId | None = None
     givers: set[NodeId] = field(default_factory=set)
@@ -91,7 +94,9 @@ class Transfer:
 
     def __init__(self, files: Iterable[Wanted], first_number: int = 1) -> None:
         """`first_number`: of the ranges to ask for; no other transfer of this node uses them."""
-        self._files = {f.sha256: _File(f, f.have_bytes, f.have_bytes, resumed=f.have_bytes > 0) for f in files}
+        self._files = {
+            f.sha256: _File(f, f.have_bytes, f.have_bytes, f.have_bytes, resumed=f.have_bytes > 0) for f in files
+        }
         self.total_bytes = sum(f.wanted.size_bytes for f in self._files.values())
         self.fetched_bytes = 0
         """Bytes that came over links, wrong ones too."""
@@ -137,13 +142,17 @@ class Transfer:
             return None, []
         (self._busy.add if busy else self._busy.discard)(asked.node)
         file = self._files.get(asked.sha256)
-        if file is None or file.source != asked.node or size != asked.size:
+        for other in self._asked.values():
+            if other.node == asked.node:  # it is slow, perhaps, and not stalled
+                other.at = now
+        if file is None or file.source != asked.node or (asked.offset, asked.size) != (file.came, size):
             if file is not None and file.source == asked.node:
                 self._lacks.add((asked.node, asked.sha256))
                 self._leave(file)
             return None, self._go_on(now)
         self.fetched_bytes += size
         file.givers.add(asked.node)
+        file.came += size
         return (asked.sha256, asked.offset), self._go_on(now)
 
     def refused(self, number: int, now: float) -> list[Instruction]:
@@ -172,7 +181,10 @@ class Transfer:
         if len(file.givers) == 1 and not file.resumed:
             (giver,) = file.givers
             self.bad[giver] = f"gave wrong bytes of {sha256[:12]}"
-        file.written = file.asked = 0
+            for other in self._files.values():
+                if other.source == giver:
+                    self._leave(other)
+        file.written = file.came = file.asked = 0
         file.checking = file.resumed = False
         file.givers.clear()
         self._leave(file)
@@ -180,12 +192,10 @@ class Transfer:
 
     def tick(self, now: float) -> list[Instruction]:
         """Some time passed: leave sources that do not answer."""
-        for number, asked in list(self._asked.items()):
-            if now - asked.at > STALLED_S:
-                del self._asked[number]
-                self._lacks.add((asked.node, asked.sha256))
-                file = self._files.get(asked.sha256)
-                if file is not None and file.source == asked.node:
+        for node in {asked.node for asked in self._asked.values() if now - asked.at > STALLED_S}:
+            self._lacks |= {(node, sha256) for sha256 in self._files}
+            for file in self._files.values():
+                if file.source == node:
                     self._leave(file)
         return self._go_on(now)
 
@@ -194,7 +204,7 @@ class Transfer:
         for number, asked in list(self._asked.items()):
             if asked.sha256 == file.wanted.sha256:
                 del self._asked[number]
-        file.source, file.asked = None, file.written
+        file.source, file.asked = None, file.came
 
     def _checks(self) -> Iterator[Check]:
         for file in self._files.values():
@@ -218,7 +228,7 @@ class Transfer:
 
     def _fail_if_nowhere(self, now: float) -> list[Instruction]:
         """Give up where nothing goes on because a file is nowhere, and has been for a while."""
-        nowhere = [f for f in self._files.values() if f.written < f.wanted.size_bytes and not self._candidates(f)]
+        nowhere = [f for f in self._files.values() if f.came < f.wanted.size_bytes and not self._candidates(f)]
         if not nowhere or self._asked or any(file.checking for file in self._files.values()):
             self._nowhere_since = None
             return []
@@ -234,10 +244,10 @@ class Transfer:
         load = {node: 0 for node in self._candidates(file)}
         for other in self._files.values():
             if other.source in load:
-                load[other.source] += other.wanted.size_bytes - other.written
+                load[other.source] += other.wanted.size_bytes - other.came
         if load:
             file.source = min(load, key=lambda node: (load[node], node))
-            if file.written == 0:
+            if file.came == 0:
                 file.givers.clear()
         return bool(load)
 
