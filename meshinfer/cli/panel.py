@@ -76,7 +76,7 @@ def drawn(status: dict[str, Any]) -> RenderableType:
     head = Text(status["model"] or "no model", style="bold")
     head.append(f"  {status['stage']}", style="not bold green" if status["ready"] else "not bold yellow")
     lines: list[RenderableType] = [head]
-    if status["trouble"]:
+    if status["trouble"] and status["trouble"] != status["stage"]:
         lines.append(Text(f"trouble: {status['trouble']}", style="red"))
     if plan := status["plan"]:
         lines.append(Text(f"predicted: {predicted(plan)}"))

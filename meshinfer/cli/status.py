@@ -24,7 +24,7 @@ def command(folders: Folders, as_json: bool) -> None:
         click.echo(json.dumps(status, indent=1, ensure_ascii=False))
         return
     click.echo(headline(status))
-    if status["trouble"]:
+    if status["trouble"] and status["trouble"] != status["stage"]:
         click.echo(f"trouble: {status['trouble']}")
     if status["plan"]:
         click.echo(f"predicted: {predicted(status['plan'])}")
@@ -34,4 +34,4 @@ def command(folders: Folders, as_json: bool) -> None:
     print_table(NODES, node_rows(status), right=("memory",))
     click.echo()
     click.echo(f"API: {status['api']}/v1, {plural(status['answered'], 'request')} answered")
-    click.echo(f"another machine joins with: meshinfer up --join {status['join_code']}")
+    click.echo(f"others join with: meshinfer up --join {status['join_code']}")

@@ -116,7 +116,7 @@ def why_alone(status: Status) -> list[str]:
         lines.append(
             "nobody else is heard by multicast: where the network blocks that (UDP port 5353), give --peer HOST:PORT"
         )
-    lines.append(f"another machine joins with: meshinfer up --join {status['join_code']}")
+    lines.append(f"others join with: meshinfer up --join {status['join_code']}")
     return lines
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from meshinfer.cli.panel import drawn
 from meshinfer.cli.tables import doing, layers, node_rows, predicted, reason_rows, why_alone
 
-JOIN = "another machine joins with: meshinfer up --join abcd"
+JOIN = "others join with: meshinfer up --join abcd"
 
 
 def node(name: str, **changes: Any) -> dict[str, Any]:
