@@ -276,8 +276,9 @@ class Agent(Handler):
             case PrepareStage(plan):
                 self._preparing = self._spawn(self._prepare(plan), "prepare a stage")
             case DropStage():
-                if self._preparing is not None:
+                if self._preparing is not None and not self._preparing.done():
                     self._preparing.cancel()
+                    self._say_prepared_no_more()
                 self._spawn(self.stages.drop(), "drop a stage")
             case Serve(plan, pool):
                 self._serve(plan, pool)
@@ -301,11 +302,15 @@ class Agent(Handler):
             self.capacity.learn(self.stages.token_s, manifest, part, self._head_ratio())
         except MeshinferError as error:
             log.warning("cannot prepare shards of %s: %s", plan.choice.name, error)
-            self._say("idle")
+            self._say_prepared_no_more()
             self._handle(StageFailed(plan.epoch, str(error)))
             return
         self._say("prepared")
         self._handle(StageReady(plan.epoch, pool))
+
+    def _say_prepared_no_more(self) -> None:
+        """What this node does when the stage it was preparing does not come."""
+        self._say("idle" if self.stages.serving is None else "serving")
 
     def _head_ratio(self) -> float | None:
         """How much longer than a layer the head takes, where some node has measured both."""
