@@ -63,9 +63,10 @@ class Fetch:
             self._do(
                 [*self._transfer.sources(self._holders(), time.monotonic()), *self._transfer.begin(time.monotonic())]
             )
-            reason = await self._result
+            await asyncio.wait([self._result])  # an error in here would come out as a group of errors
             writing.cancel()
             ticking.cancel()
+        reason = self._result.result()
         for node, why in self._transfer.bad.items():
             log.warning("source %s is avoided: it %s", node[:8], why)
         if reason:
