@@ -52,13 +52,24 @@ def office_home(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
     For reading only.
     """
+    return random_model(tmp_path_factory, "office", "F16")
+
+
+@pytest.fixture(scope="session")
+def annex_home(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """A home that holds `annex`, which is like `office` with other weights. For reading only."""
+    return random_model(tmp_path_factory, "annex", "Q4_0")
+
+
+def random_model(tmp_path_factory: pytest.TempPathFactory, name: str, weights: str) -> Folders:
+    """A home with a random model of 8 layers."""
     from meshinfer.models.add import add_model
     from meshinfer.shards.store import Store
     from tests.sources.makers import make_gguf
 
-    folder = tmp_path_factory.mktemp("office")
+    folder = tmp_path_factory.mktemp(name)
     folders = Folders(folder / "home")
-    source = make_gguf(folder / "office.gguf", weights="F16", layers=8, extra={"llama.context_length": 4096})
+    source = make_gguf(folder / f"{name}.gguf", weights=weights, layers=8, extra={"llama.context_length": 4096})
     add_model(Store(folders), str(source))
     return folders
 

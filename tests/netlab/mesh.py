@@ -22,7 +22,7 @@ import httpx
 from meshinfer.agent.runtime import read_runtime
 from meshinfer.cli.client import Answer, Client
 from meshinfer.config import Folders
-from meshinfer.errors import MeshinferError
+from meshinfer.errors import MeshinferError, NotReadyError
 from meshinfer.negotiation.problem import model_spec
 from meshinfer.planning.cost import stage_bytes
 from meshinfer.planning.specs import Demand
@@ -38,6 +38,7 @@ KEPT_BACK_BYTES = 64 << 20
 LOG_LINES = 80
 READY_S = 60.0
 POLL_S = 0.05
+PATIENCE_S = 10.0
 STOP_S = 5.0
 
 Status = dict[str, Any]
@@ -161,9 +162,16 @@ class Node:
             chat.__exit__(None, None, None)
 
     def ask(self, prompt: str, **options: Any) -> str:
-        """A whole answer."""
-        with self.stream(prompt, **options) as answer:
-            return "".join(answer)
+        """A whole answer; like a patient program it asks again while the mesh plans."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with self.stream(prompt, **options) as answer:
+                    return "".join(answer)
+            except NotReadyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_S)
 
     def log(self) -> str:
         return self.log_path.read_text("utf-8", "replace") if self.log_path.exists() else ""
@@ -275,7 +283,7 @@ def ask_all(questions: Sequence[tuple[Node, str, Mapping[str, Any]]]) -> list[st
 def give_models(source: Folders, target: Folders) -> None:
     """Put the models of a home into another one, as hard links where that can be."""
     for folder, wanted in ((source.models, target.models), (source.blobs, target.blobs)):
-        shutil.copytree(folder, wanted, copy_function=_link_or_copy)
+        shutil.copytree(folder, wanted, copy_function=_link_or_copy, dirs_exist_ok=True)
 
 
 def known_node(folders: Folders, digit: str, code: str | None) -> str:
