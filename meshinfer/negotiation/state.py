@@ -70,6 +70,8 @@ REFUSED_S = 3.0
 MOST_DOUBLINGS = 5
 GAIN = 1.15
 """How much faster a new plan has to be before it takes the place of one that works."""
+YOUNG_S = 30.0
+"""How long a plan is left alone where only numbers have changed: many are measured while everything starts."""
 RETHINK_S = 3.0
 """How often the leader looks for a better plan at most."""
 HOPELESS_S = 30.0
@@ -99,6 +101,8 @@ class Negotiation:
     reports: dict[NodeId, Report] = field(default_factory=dict)
     choice: Choice | None = None
     committed: Plan | None = None
+    last: Plan | None = None
+    """The plan that held when this node last ran."""
     pool: Pool | None = None
     why: str = NO_MODEL
     """Why there is no ring, for people."""
@@ -152,7 +156,7 @@ class Negotiation:
                 yield from self._brief(node)
             case RingBroken(epoch, reason, stage):
                 if self.committed is not None and self.committed.epoch == epoch:
-                    yield Send(self.leader, Break(epoch=epoch, reason=reason, stage=stage))
+                    yield Send(self.leader, Break(epoch=epoch, reason=reason[:400], stage=stage))
             case ReportMade(report):
                 self.reports[self.me] = report
             case ModelChosen(choice):
@@ -246,7 +250,7 @@ class Negotiation:
                 yield Send(sender, Refuse(epoch=plan.epoch, reason=reason, seen=self.seen))
                 return
             if reason := self._objection(sender, plan):
-                yield Send(sender, Refuse(epoch=plan.epoch, reason=reason))
+                yield Send(sender, Refuse(epoch=plan.epoch, reason=reason[:400]))
                 return
             yield from self._drop_proposed()
             self._proposed, self._promised = plan, plan.epoch
@@ -332,8 +336,10 @@ class Negotiation:
             return
         situation = Situation.of(self.choice, self._excluded, self.reports)
         changed, holds = not situation.like(self._planned_for), self._holds(now)
-        if holds:
-            pause = RETHINK_S if changed else math.inf
+        if holds and situation.same_nodes(self._planned_for):
+            pause = YOUNG_S if changed else math.inf
+        elif holds:
+            pause = RETHINK_S
         else:
             pause = 0.0 if changed else HOPELESS_S if self._hopeless else RETHINK_S
         if now - self._planned_at < pause:
@@ -341,7 +347,7 @@ class Negotiation:
         self._planned_at, self._planned_for, self._hopeless = now, situation, False
         self._orders += 1
         left_out = {node: why for node, (_, why) in self._excluded.items()}
-        kept = self.committed if holds else None
+        kept = self.committed or self.last
         self._order = MakePlan(self._orders, self.choice, dict(self.reports), kept, left_out)
         yield self._order
 
@@ -401,11 +407,13 @@ class Negotiation:
                     if node != self.me:
                         yield Send(node, Abandon(epoch=0, reason=made.shortage[:400]))
             return
-        if made.kept is not None and made.ring.tokens_per_s_together < GAIN * made.kept.tokens_per_s_together:
-            return
+        ring, reasons = made.ring, made.reasons
+        if made.kept is not None and ring.tokens_per_s_together < GAIN * made.kept.tokens_per_s_together:
+            if self._holds(now):
+                return
+            ring, reasons = made.kept, made.kept_reasons  # what was there is compiled already
         self.seen += 1
-        rings, kv = (made.ring,), kv_backend(made.kv)
-        plan = Plan(self.seen, self.me, order.choice, kv, made.codec, rings, dict(made.reasons))
+        plan = Plan(self.seen, self.me, order.choice, kv_backend(made.kv), made.codec, (ring,), dict(reasons))
         if not plan.nodes <= set(self.members):
             self._planned_for = None
             return
