@@ -27,7 +27,7 @@ class Health:
         self._stamp += 1
         self._sent[self._stamp] = now, size_bytes
         if len(self._sent) > 2 * _SAMPLES:
-            del self._sent[min(self._sent)]
+            del self._sent[min(self._sent, key=lambda stamp: (self._sent[stamp][1], stamp))]  # probes take long
         return self._stamp
 
     def echoed(self, stamp: int, now: float) -> None:
@@ -42,7 +42,9 @@ class Health:
 
     def wants_probe(self, now: float) -> bool:
         """Whether it is time to measure the goodput: once the round trip is known, then now and then."""
-        due = len(self._goodputs) < 2 or self.probed_at is None or now - self.probed_at >= PROBE_EVERY_S
+        under_way = any(size_bytes for _, size_bytes in self._sent.values())
+        early = len(self._goodputs) < 2 and not under_way
+        due = early or self.probed_at is None or now - self.probed_at >= PROBE_EVERY_S
         return due and len(self._rtts) >= 2
 
     @property

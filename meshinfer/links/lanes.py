@@ -67,13 +67,14 @@ class Inbox:
     def put(self, piece: bytes) -> bytes | None:
         """The frame that a piece completes, if it does. Raises FrameError."""
         lane = piece[0] & ~_LAST if piece else len(Lane)
-        if lane >= len(Lane) or len(piece) > PIECE_BYTES + 1:
+        last = bool(piece and piece[0] & _LAST)
+        if lane >= len(Lane) or len(piece) > PIECE_BYTES + 1 or (not last and len(piece) <= PIECE_BYTES):
             raise FrameError("a piece that belongs to no frame")
         self._sizes[lane] += len(piece) - 1
         if self._sizes[lane] > self._max_bytes:
             raise FrameError(f"a frame of more than {self._max_bytes} bytes")
         self._parts[lane].append(piece[1:])
-        if not piece[0] & _LAST:
+        if not last:
             return None
         parts: Sequence[bytes] = self._parts[lane][:]
         self._parts[lane].clear()
