@@ -22,6 +22,12 @@ class GreetingError(MeshinferError):
     """A node that cannot be linked with; says why."""
 
 
+class _Version(msgspec.Struct, frozen=True, tag="hello"):
+    """All that a hello of any version has."""
+
+    protocol: int
+
+
 async def greet(ws: Any, mine: Hello) -> Hello:
     """Exchange hellos over a WebSocket on TLS. Raises GreetingError, CertificateError."""
     outbox = Outbox()
@@ -47,16 +53,16 @@ def check_hello(piece: bytes, certified: str) -> Hello:
         raise GreetingError("its hello is too long")
     try:
         frame = Inbox(_HELLO_BYTES).put(piece)
-        hello = unpack(frame, Hello)[0] if frame is not None else None
+        if frame is None:
+            raise GreetingError("its hello is not whole")
+        version = unpack(frame, _Version)[0].protocol
+        if version != PROTOCOL:
+            raise GreetingError(
+                f"it speaks version {version} of the protocol, this node {PROTOCOL}: install the same meshinfer on both"
+            )
+        hello: Hello = unpack(frame, Hello)[0]
     except FrameError as error:
         raise GreetingError(f"its hello cannot be read: {error}") from error
-    if not isinstance(hello, Hello):
-        raise GreetingError("its hello is not whole")
-    if hello.protocol != PROTOCOL:
-        raise GreetingError(
-            f"{hello.peer.name} speaks version {hello.protocol} of the protocol, this node {PROTOCOL}: "
-            "install the same meshinfer on both"
-        )
     if hello.peer.id != certified:
         raise GreetingError(f"{hello.peer.name} says it is {hello.peer.id[:8]}, its certificate {certified[:8]}")
     return hello
