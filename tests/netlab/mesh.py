@@ -135,6 +135,10 @@ class Node:
         except MeshinferError:
             return {}
 
+    def stage(self) -> str:
+        """What it says that the mesh is doing."""
+        return str(self.look().get("stage", ""))
+
     def use(self, model: str) -> None:
         """Choose the model of the mesh here."""
         with inside(self.host):

@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
-from meshinfer.cli.answers import POLL_S
+from meshinfer.agent.runtime import NoAgentError
 from meshinfer.config import Folders
 from meshinfer.planning.specs import Demand
 from tests.cli.calls import meshinfer, succeeded
@@ -37,8 +38,10 @@ TOKENS = 24
 DEMAND = Demand(context_tokens=512, sequences=4)
 FIRST_TOKEN_S = 60.0
 """Asserted; what is measured is recorded, and is far less."""
+LONG = 160
 LINK_S, DEAD_S = 2.0, 2.5
 ALONE = {"max_tokens": TOKENS}
+BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
 
 def wanted(demand: Demand) -> tuple[str, ...]:
@@ -46,12 +49,24 @@ def wanted(demand: Demand) -> tuple[str, ...]:
     return "--exact", f"--context={demand.context_tokens}", f"--users={demand.sequences}"
 
 
-def first_token_s(node: Node) -> float:
-    """Seconds from the start of a node until it has streamed a first token."""
-    until(f"{node.name} is ready", lambda: node.look().get("ready"), FIRST_TOKEN_S)
-    with node.stream(PROMPT, max_tokens=TOKENS) as answer:
-        assert next(iter(answer))
-        return time.monotonic() - node.began_at
+def first_token_s(node: Node) -> tuple[float, set[str]]:
+    """Seconds from the start of a node until it gave a token, and why it did not before."""
+    why: set[str] = set()
+
+    def answered() -> bool:
+        try:
+            response = node.http("POST", "/v1/chat/completions", json=BODY | {"max_tokens": 1})
+        except (NoAgentError, httpx.TransportError):
+            return False
+        if response.status_code == 503:
+            assert int(response.headers["Retry-After"]) > 0
+            assert node.http("GET", "/ready").status_code in (503, 200)
+            assert node.http("GET", "/health").status_code == 200
+            why.add(response.json()["error"]["message"])
+        return response.status_code == 200
+
+    until(f"{node.name} gives a token", answered, FIRST_TOKEN_S)
+    return time.monotonic() - node.began_at, why
 
 
 @pytest.fixture(scope="session")
@@ -72,11 +87,12 @@ def trio(lab_works: None, smollm2_home: Folders, tmp_path_factory: pytest.TempPa
 # --- three hosts -----------------------------------------------------------------------------------------------------
 
 
-def test_a_cold_start_gives_a_token_soon(trio: Mesh, record_property: Any) -> None:
-    took = first_token_s(trio.nodes[-1])
+def test_a_cold_start_says_what_it_does_and_gives_a_token_soon(trio: Mesh, record_property: Any) -> None:
+    took, why = first_token_s(trio.nodes[-1])
     record_property("cold_start_first_token_s", round(took, 1))
     print(f"cold start: first token after {took:.1f} s")
-    assert took < FIRST_TOKEN_S
+    assert any("no model is chosen yet" in text for text in why), why
+    assert any("pc-" in text for text in why), why
 
 
 def test_nodes_link_soon(trio: Mesh, record_property: Any) -> None:
@@ -176,7 +192,6 @@ def test_a_client_of_openai_works_at_every_node(trio: Mesh, unsplit: str) -> Non
     assert len(found["pieces"]) > 3 and 3 < found["tokens"] <= TOKENS
 
 
-BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 WRONG: dict[str, tuple[int, dict[str, Any], str]] = {
     "no messages": (400, {"json": {"messages": []}}, "messages"),
     "unknown model": (404, {"json": BODY | {"model": "gpt-4"}}, f"the mesh serves '{MODEL}'"),
@@ -196,19 +211,21 @@ def test_a_wrong_request_is_told_what_is_wrong(trio: Mesh, case: str) -> None:
     assert trio.nodes[1].http("POST", "/v1/chat/completions", json=BODY).status_code == 200
 
 
-def test_a_warm_start_fetches_nothing(trio: Mesh, unsplit: str, record_property: Any) -> None:
+def test_a_warm_start_fetches_nothing_that_is_there(trio: Mesh, unsplit: str, record_property: Any) -> None:
     trio.ready()
+    held = [node.blobs() for node in trio.nodes]
     for node in trio.nodes:
         node.signal(signal.SIGTERM)
     assert [node.stop()[0] for node in trio.nodes] == [0, 0, 0]
     for node in trio.nodes:
         node.start(*(option for option in node.options if option not in ("--model", MODEL)))
-    took = first_token_s(trio.nodes[-1])
+    took, _ = first_token_s(trio.nodes[-1])
     record_property("warm_start_first_token_s", round(took, 1))
     print(f"warm start: first token after {took:.1f} s")
-    assert took < FIRST_TOKEN_S
-    assert trio.nodes[-1].ask(PROMPT, max_tokens=TOKENS) == unsplit
-    assert [node.status()["fetched_bytes"] for node in trio.nodes] == [0, 0, 0]
+    assert [node.ask(PROMPT, max_tokens=TOKENS) for node in trio.nodes] == [unsplit] * 3
+    for node, had in zip(trio.nodes, held, strict=True):
+        news = {name: size for name, size in node.blobs().items() if name not in had}
+        assert node.status()["fetched_bytes"] == sum(news.values())
 
 
 # --- other numbers of hosts ------------------------------------------------------------------------------------------
@@ -235,9 +252,9 @@ def test_a_mesh_without_a_model_says_what_to_do_and_takes_one_anywhere(
     one, two = mesh.nodes
     until("the nodes are linked", lambda: len(one.look().get("nodes", ())) == len(two.look().get("nodes", ())) == 2)
     asked = two.meshinfer("ask", "Hello", "--wait", "0")
-    assert asked.returncode == 2 and asked.stdout == ""
+    assert asked.returncode == 1 and asked.stdout == ""
     assert "no model is chosen yet: meshinfer use MODEL" in asked.stderr
-    assert "meshinfer use MODEL" in until("both know", lambda: two.look().get("stage"))
+    assert "meshinfer use MODEL" in two.stage()
     assert two.http("GET", "/ready").status_code == 503
     assert two.http("GET", "/health").status_code == 200
     assert two.http("GET", "/v1/models").json()["data"] == []
@@ -258,40 +275,32 @@ def test_a_mesh_without_a_model_says_what_to_do_and_takes_one_anywhere(
     assert one.ask("Hello", **ALONE) == two.ask("Hello", **ALONE) != first
 
 
-def test_until_it_is_ready_a_mesh_says_what_it_does(make_mesh: MakeMesh, office_home: Folders) -> None:
-    mesh = make_mesh(2, office_home).start(2, ("--model", "office", *wanted(DEMAND)))
-    node, said = mesh.nodes[1], set()
-    until("the API is there", lambda: (node.folders.home / "agent.json").exists())
-    while (response := node.http("POST", "/v1/chat/completions", json=BODY)).status_code == 503:
-        assert int(response.headers["Retry-After"]) > 0
-        said.add(response.json()["error"]["message"])
-        assert node.http("GET", "/health").status_code == 200
-        time.sleep(POLL_S)
-    assert response.status_code == 200 and node.http("GET", "/ready").status_code == 200
-    assert any("no model is chosen yet" in text for text in said)
-    assert any("pc-" in text or "planning" in text for text in said), said
-
-
 # --- nodes that go ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def spare(make_mesh: MakeMesh, office_home: Folders) -> tuple[Mesh, Node, Node, str]:
-    """Three hosts, two of which hold the model: the mesh, a node with layers but not the model's first holder,
-    a node that stays, and a long answer that nothing disturbed.
-    """
+@pytest.fixture(scope="module")
+def office(lab_works: None, office_home: Folders, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """Three hosts, any two of which hold the model."""
     demand = Demand(context_tokens=2048, sequences=2)
     memory = memory_to_split(manifest_of(office_home), 2, demand)
-    mesh = make_mesh(3, office_home).start(3, ("--model", "office", *wanted(demand)), (memory,))
-    (status, *_) = mesh.ready()
+    with Netlab(3) as lab, Mesh(lab, tmp_path_factory.mktemp("office-mesh"), office_home) as mesh:
+        yield mesh.start(3, ("--model", "office", *wanted(demand)), (memory,))
+
+
+@pytest.fixture
+def spare(office: Mesh) -> tuple[Mesh, Node, Node, str]:
+    """A mesh of three, a node with layers but not the model's first holder, a node that stays, and a long answer
+    that nothing disturbed.
+    """
+    for node in office.nodes:
+        if not node.running:
+            node.start()
+    (status, *_) = office.ready()
     names = carriers(status)
     assert len(names) == 2
-    victim = next(node for node in mesh.nodes[1:] if node.name in names)
-    stays = next(node for node in mesh.nodes[1:] if node is not victim)
-    return mesh, victim, stays, stays.ask("once upon", max_tokens=LONG)
-
-
-LONG = 600
+    victim = next(node for node in office.nodes[1:] if node.name in names)
+    stays = next(node for node in office.nodes[1:] if node is not victim)
+    return office, victim, stays, stays.ask("once upon", max_tokens=LONG)
 
 
 def goes_on(node: Node, disturb: Any) -> str:
