@@ -139,6 +139,7 @@ class Agent(Handler):
     async def _measure(self) -> None:
         await asyncio.to_thread(self.models.look_for_models)
         await asyncio.to_thread(self.capacity.measure, self.models.store.folders)
+        self.negotiation.remember(self.models.last_plan())
         remembered = self.models.remembered()
         self.reporter.say("idle")
         if remembered is not None:
@@ -339,6 +340,10 @@ class Agent(Handler):
             return
         self.origin.serve(runner.plan)
         self._refresh()
+        try:
+            await asyncio.to_thread(self.models.remember_plan, runner.plan)
+        except MeshinferError as error:
+            log.warning("the plan is not kept: %s", error)
         early, self._early = self._early, []
         for sender, message, payload in early:
             self._to_ring(sender, message, payload)

@@ -13,7 +13,7 @@ from meshinfer.errors import InputError, MeshinferError, ModelNotFoundError, Sou
 from meshinfer.files import disk
 from meshinfer.files.progress import Progress
 from meshinfer.models.add import add_model
-from meshinfer.planning.plan import Choice
+from meshinfer.planning.plan import Choice, Plan
 from meshinfer.shards.manifest import FileRef, Manifest, from_json
 from meshinfer.shards.store import Store
 from meshinfer.text.template import ChatTemplate
@@ -23,7 +23,7 @@ from meshinfer.wire.messages import ManifestIs
 
 log = logging.getLogger(__name__)
 
-_CHOICE = "choice.json"
+_CHOICE, _PLAN = "choice.json", "plan.json"
 
 Named = tuple[tuple[str, str], ...]
 
@@ -56,6 +56,18 @@ class Models:
         with disk.converted(folder):
             folder.mkdir(parents=True, exist_ok=True)
             disk.write_atomic(folder / _CHOICE, msgspec.json.encode(choice).decode())
+
+    def last_plan(self) -> Plan | None:
+        """The plan that held when this node last ran."""
+        try:
+            return msgspec.json.decode((self.store.folders.mesh / _PLAN).read_bytes(), type=Plan)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def remember_plan(self, plan: Plan) -> None:
+        """Keep a plan for the next start. Raises NoSpaceError, InputError."""
+        with disk.converted(self.store.folders.mesh):
+            disk.write_atomic(self.store.folders.mesh / _PLAN, msgspec.json.encode(plan).decode())
 
     def look_for_models(self) -> None:
         """See again which models are here whole."""

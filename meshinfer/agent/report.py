@@ -15,6 +15,7 @@ from meshinfer.wire.messages import LinkReport, Report
 
 MEMORY_EVERY_S = 20.0
 RETRY_AFTER_S = 2
+_NAMED = 4
 _QUIET = ("idle", "serving", "prepared")
 
 
@@ -74,7 +75,7 @@ class Reporter:
     def readiness(self, negotiation: Negotiation, serving: int, own_ready: int, *, has_model: bool) -> Readiness:
         """Whether the ring that holds has given a token, and what is being done if not."""
         plan = negotiation.committed
-        if plan is not None and plan.epoch == serving and has_model:
+        if plan is not None and plan.epoch == serving and plan.choice == negotiation.choice and has_model:
             head = negotiation.reports.get(plan.ring.head)
             ready = own_ready if plan.ring.head == negotiation.me else head.ready if head else 0
             if ready == plan.epoch and plan.nodes <= set(negotiation.members):
@@ -84,12 +85,18 @@ class Reporter:
     def _what_is_done(self, negotiation: Negotiation) -> str:
         if negotiation.choice is None and self._phase in ("idle", "starting"):
             return self.trouble or negotiation.why or "no model is chosen yet: meshinfer use MODEL, at any node"
-        doing = [
-            f"{report.name} is {report.phase}" + (f" {report.done * 100 // report.total} %" if report.total else "")
-            for _, report in sorted(negotiation.reports.items())
-            if report.phase not in _QUIET
-        ]
-        return "; ".join(doing) or negotiation.why or "planning"
+        doing: dict[str, list[Report]] = {}
+        for _, report in sorted(negotiation.reports.items()):
+            if report.phase not in _QUIET:
+                doing.setdefault(report.phase, []).append(report)
+        return "; ".join(map(_in_words, doing, doing.values())) or negotiation.why or "planning"
+
+
+def _in_words(phase: str, nodes: Sequence[Report]) -> str:
+    """Which nodes are doing the same, and how far they are together."""
+    names = ", ".join(report.name for report in nodes[:_NAMED]) + (", ..." if len(nodes) > _NAMED else "")
+    done, total = sum(report.done for report in nodes), sum(report.total for report in nodes)
+    return f"{names} {'is' if len(nodes) == 1 else 'are'} {phase}" + (f" {done * 100 // total} %" if total else "")
 
 
 def _rough(value: float) -> float:

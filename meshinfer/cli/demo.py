@@ -87,18 +87,13 @@ def _model(folders: Folders, root: Path, name: str) -> Manifest:
 def needing_all(manifest: Manifest, nodes: int, exact: bool) -> tuple[list[str], int]:
     """What each agent is told so that all are needed, and the MB of memory that it has for layers and KV cache."""
     from meshinfer.agent.capacity import usable_cores
-    from meshinfer.negotiation.problem import model_spec, problem
+    from meshinfer.negotiation.problem import WORKING_BYTES, model_spec
     from meshinfer.planning.specs import Demand
     from meshinfer.planning.spread import memory_for_all
-    from meshinfer.types import NodeId
-    from meshinfer.wire.messages import Report
 
     demand = Demand(min(CONTEXT_TOKENS, manifest.context_tokens), nodes)
     memory = memory_for_all(model_spec(manifest, 2), demand, nodes)
-    told = 1 << 40
-    report = Report(name="", memory_bytes=told, device="", device_name="", threads=1, probe_bytes_s=1.0)
-    (seen,) = problem(manifest, {NodeId("any"): report}, demand, 2).nodes
-    options = ["--memory", str(memory + told - seen.memory_bytes), "--context", str(demand.context_tokens)]
+    options = ["--memory", str(memory + WORKING_BYTES), "--context", str(demand.context_tokens)]
     options += ["--users", str(nodes), "--threads", str(max(1, usable_cores() // nodes))]
     return [*options, "--exact"] if exact else options, memory // 1_000_000
 

@@ -228,13 +228,15 @@ class Links:
         """Read a link to its end."""
         link = Link(LinkId(next(self._numbers)), ws, hello, dialled)
         link.clock_offset_s = hello.clock_s - time.time()
-        self._links[link.number] = link
+        rival = self._by_node.get(hello.peer.id)
+        self._links[link.number] = self._by_node[hello.peer.id] = link
         self._happen(LinkOpened(link.number, hello.peer, dialled))
         if self._links.get(link.number) is not link:  # membership has closed it again
+            if rival is not None and self._links.get(rival.number) is rival:
+                self._by_node[hello.peer.id] = rival
             with suppress(Exception):
                 await ws.close()
             return
-        self._by_node[hello.peer.id] = link
         self._handler.link_opened(link)
         writing = asyncio.create_task(link.write(), name=f"write to {link.name}")
         left = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -77,6 +77,7 @@ class PlanMade:
     codec: str
     shortage: str = ""
     kept: RingPlan | None = None
+    kept_reasons: dict[NodeId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,11 @@ def make_plan(order: MakePlan, manifest: Manifest) -> PlanMade:
         left = "; ".join(f"{order.reports[node].name} is left out: {why}" for node, why in order.left_out.items())
         return PlanMade(order.number, None, {}, kv, codec, f"{missing}; {left}" if left else missing)
     why = explained(asked, ring, order.left_out)
-    kept = _kept(order.kept, problem(manifest, order.reports, demand, bytes_per_value))
-    return PlanMade(order.number, ring_plan(ring, demand), why, kv, codec, kept=kept)
+    everybody = problem(manifest, order.reports, demand, bytes_per_value)
+    kept = _kept(order.kept, everybody)
+    kept_why = explained(everybody, kept, order.left_out) if kept else {}
+    kept_plan = ring_plan(kept, demand) if kept else None
+    return PlanMade(order.number, ring_plan(ring, demand), why, kv, codec, kept=kept_plan, kept_reasons=kept_why)
 
 
 def demand_of(choice: Choice, manifest: Manifest) -> Demand:
@@ -53,13 +56,12 @@ def explained(asked: Problem, ring: Ring, left_out: Mapping[NodeId, str]) -> dic
     return why | {node: f"left out for now: {reason}" for node, reason in left_out.items()}
 
 
-def _kept(plan: Plan | None, asked: Problem) -> RingPlan | None:
-    """The plan that holds, with the speed it is predicted to have by what is known now; None where it is too large."""
+def _kept(plan: Plan | None, asked: Problem) -> Ring | None:
+    """The ring there was, with the speed it is predicted to have by what is known now; None where it is too large."""
     memory = {node.id: node.memory_bytes * (1 + TOLERANCE) for node in asked.nodes}
     if plan is None or any(
         stage_bytes(asked.model, stage.start, stage.stop, asked.demand) > memory.get(stage.node, 0)
         for stage in plan.ring.stages
     ):
         return None
-    prediction = predict(asked.model, asked.nodes, asked.network, plan.ring.stages)
-    return RingPlan(plan.ring.stages, prediction.tokens_per_s(1), prediction.tokens_per_s(asked.demand.sequences))
+    return Ring(plan.ring.stages, predict(asked.model, asked.nodes, asked.network, plan.ring.stages))

@@ -20,7 +20,7 @@ UNMEASURED = LinkSpec(rtt_s=0.001, goodput_bytes_s=50e6)
 UNLINKED = LinkSpec(rtt_s=60.0, goodput_bytes_s=1e3)
 """Nodes without a link cannot pass anything on."""
 _SLOWEST_PROBE = 1e6
-_WORKING_BYTES = 64 << 20
+WORKING_BYTES = 64 << 20
 """What a stage takes besides weights and KV cache: activations, compiled code."""
 
 
@@ -72,7 +72,7 @@ def _node(node: NodeId, report: Report, manifest: Manifest, fingerprint: str, me
     if head_s <= 0:
         heads = [other.head_s / other.layer_s for other in ratios if other.head_s > 0]
         head_s = layer_s * (statistics.median(heads) if heads else head_bytes / max(layer_bytes, 1))
-    memory = max(0, report.memory_bytes - _WORKING_BYTES)
+    memory = max(0, report.memory_bytes - WORKING_BYTES)
     return NodeSpec(node, report.name, memory, layer_s, head_s)
 
 

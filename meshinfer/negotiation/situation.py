@@ -34,12 +34,19 @@ class Situation:
             {node: (r.memory_bytes, r.layer_s, r.head_s, r.probe_bytes_s) for node, r in reports.items()},
         )
 
-    def like(self, other: Situation | None) -> bool:
-        """Whether a plan for the one is good for the other."""
+    def same_nodes(self, other: Situation | None) -> bool:
+        """Whether nothing but numbers differs."""
         return (
             other is not None
             and (self.choice, self.left_out, self.devices) == (other.choice, other.left_out, other.devices)
             and self.links == other.links
+        )
+
+    def like(self, other: Situation | None) -> bool:
+        """Whether a plan for the one is good for the other."""
+        return (
+            other is not None
+            and self.same_nodes(other)
             and all(
                 max(here, there) <= WAVER * min(here, there)
                 for node, numbers in self.numbers.items()

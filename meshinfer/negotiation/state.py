@@ -132,6 +132,12 @@ class Negotiation:
 
     def __post_init__(self) -> None:
         self.members = self.members or (self.me,)
+        self.remember(self.last)
+
+    def remember(self, last: Plan | None) -> None:
+        """The plan that held when this node last ran: it may hold again, but not under its epoch."""
+        self.last = last
+        self.seen = max(self.seen, last.epoch if last is not None else 0)
 
     @property
     def leader(self) -> NodeId:
@@ -348,6 +354,8 @@ class Negotiation:
         self._orders += 1
         left_out = {node: why for node, (_, why) in self._excluded.items()}
         kept = self.committed or self.last
+        if kept is not None and kept.choice.fingerprint != self.choice.fingerprint:
+            kept = None
         self._order = MakePlan(self._orders, self.choice, dict(self.reports), kept, left_out)
         yield self._order
 
@@ -411,7 +419,8 @@ class Negotiation:
         if made.kept is not None and ring.tokens_per_s_together < GAIN * made.kept.tokens_per_s_together:
             if self._holds(now):
                 return
-            ring, reasons = made.kept, made.kept_reasons  # what was there is compiled already
+            if not self._excluded.keys() & {stage.node for stage in made.kept.stages}:
+                ring, reasons = made.kept, made.kept_reasons  # what was there is compiled already
         self.seen += 1
         plan = Plan(self.seen, self.me, order.choice, kv_backend(made.kv), made.codec, (ring,), dict(reasons))
         if not plan.nodes <= set(self.members):

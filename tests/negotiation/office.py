@@ -141,14 +141,16 @@ class Office:
             self._disconnect(gone.id, other, self._some(0.1, DETECTION_S))
 
     def restart(self, name: str, *, noticed: bool = True) -> Node:
-        """The process ends and starts again with its id, without a memory of epochs.
+        """The process ends and starts again with its id, and knows of epochs only that of the plan it served last.
 
         Where it is not `noticed`, the new link took the place of the old one before anyone missed it.
         """
         old = self.nodes[NodeId(name)]
         others = sorted(old.linked)
         old.alive = False
-        node = self.nodes[old.id] = Node(old.id, Negotiation(old.id), old.memory)
+        node = self.nodes[old.id] = Node(
+            old.id, Negotiation(old.id, last=old.state.committed or old.state.last), old.memory
+        )
         self._tick(node)
         for other in others:
             if noticed:
