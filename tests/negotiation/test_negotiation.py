@@ -223,6 +223,36 @@ def test_any_one_message_may_be_lost(kind: type[msgspec.Struct]) -> None:
     assert lost or kind is Chosen
 
 
+def test_a_node_without_layers_that_missed_the_plan_is_told_again() -> None:
+    mesh = Office(2)
+    idle = mesh.add("pc-03", 0).id
+    lost: list[msgspec.Struct] = []
+
+    def lose(source: NodeId, target: NodeId, message: msgspec.Struct) -> bool:
+        if isinstance(message, Commit) and target == idle and not lost:
+            lost.append(message)
+            return True
+        return False
+
+    for number in range(3):
+        mesh.add(f"pc-{number:02}", 4)
+    mesh.use("pc-00", choice())
+    mesh.lose = lose
+    mesh.run_until(lambda: bool(lost), within=FIRST_S)
+    mesh.run_until(mesh.agreed, within=5)
+    assert len(mesh.nodes[NodeId("pc-00")].served) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_have_the_time_to_measure_themselves_with_a_new_model(seed: int) -> None:
+    mesh = settled(4, seed)
+    planned = len(mesh.plans)
+    mesh.use("pc-02", choice("second", counter=2, node="pc-02"))
+    mesh.run_until(lambda: mesh.agreed() and mesh.plan.choice.name == "second", within=AGAIN_S)
+    order = mesh.plans[planned][2]
+    assert {report.fingerprint for report in order.reports.values()} == {"second"}
+
+
 def test_the_last_model_that_was_chosen_wins_everywhere() -> None:
     mesh = settled(4, memory=4)
     mesh.use("pc-03", choice("second", counter=2, node="pc-03"))
