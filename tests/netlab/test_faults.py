@@ -240,7 +240,7 @@ def test_a_model_that_does_not_fit_says_what_would(make_mesh: MakeMesh, office_h
     mesh = make_mesh(2, office_home)
     memory = halved(office_home)
     one = mesh.node().start(*SERVE, *ROOM, memory)
-    said = until("it says what is missing", partial(says, one, "need"))
+    said = until("it says what is missing", partial(says, one, "need"), 30)
     assert "the model and its KV cache need 0.02 GB, the nodes have 0.01 GB" in said
     assert "1 at once with 512 tokens each would fit" in said or "1 at once with 1024 tokens each would fit" in said
     asked = one.meshinfer("ask", "Hello", "--wait", "0")
@@ -399,22 +399,26 @@ def test_a_cable_that_was_out_is_no_loss(pair: Mesh) -> None:
 def test_shards_on_a_slow_link_let_tokens_pass(
     make_mesh: MakeMesh, office_home: Folders, annex_home: Folders, record_property: Any
 ) -> None:
-    mesh = make_mesh(2, annex_home)
-    memory = memory_to_split(manifest_of(office_home), 2, Demand(512, 8))
-    one, two = mesh.start(2, ("--model", "annex", "--exact"), ("--context=512", "--users=8", memory)).nodes
-    give_models(office_home, one.folders)
+    mesh = make_mesh(2, office_home)
+    one, two = mesh.start(2, SERVE, (*ROOM, halved(office_home))).nodes
+    give_models(annex_home, one.folders)
     (status, *_) = mesh.ready()
     assert len(carriers(status)) == 2
-    mesh.lab.rate(one.host, 20)
+    undisturbed = two.ask(PROMPT, max_tokens=300)
+    before = two.status()["fetched_bytes"]
+    mesh.lab.rate(one.host, 10)
     came: list[float] = []
-    with two.stream(PROMPT, max_tokens=480) as answer:
-        for _ in answer:
+    said = ""
+    with two.stream(PROMPT, max_tokens=300) as answer:
+        for text in answer:
+            said += text
             came.append(time.monotonic())
             if len(came) == 20:
-                one.use("office")
+                one.use("annex")
     gaps = [later - earlier for earlier, later in itertools.pairwise(came[20:])]
     print(f"longest wait for a token: {max(gaps):.2f} s; the answer went on for {came[-1] - came[20]:.1f} s")
     record_property("longest_gap_s", round(max(gaps), 3))
-    assert len(gaps) > 200 and max(gaps) < 1.0
-    until("the other model is there", lambda: two.look().get("model") == "office" and two.look()["ready"], 30)
-    assert two.status()["fetched_bytes"] > 3e6
+    assert undisturbed.startswith(said[: len(undisturbed) // 2])
+    assert len(gaps) > 50 and max(gaps) < 2.0
+    until("the other model is there", lambda: two.look().get("model") == "annex" and two.look()["ready"], 30)
+    assert two.status()["fetched_bytes"] - before > 1e6
