@@ -36,6 +36,7 @@ from meshinfer.negotiation.events import (
     ManifestKnown,
     MembersSeen,
     ModelChosen,
+    PlanMade,
     PrepareStage,
     ReportMade,
     RingBroken,
@@ -203,6 +204,7 @@ class Agent(Handler):
         if self._report is not None:
             link.post(self._report)
         self._handle(LinkMade(node))
+        self.origin.head_is_back(node)
 
     def twin_found(self, twin: Peer) -> None:
         """See `Handler`."""
@@ -288,7 +290,11 @@ class Agent(Handler):
         manifest = self.models.manifest
         if manifest is None or self.models.fingerprint != order.choice.fingerprint:
             return
-        made = await asyncio.to_thread(make_plan, order, manifest)
+        try:
+            made = await asyncio.to_thread(make_plan, order, manifest)
+        except Exception as error:
+            log.exception("planning failed")
+            made = PlanMade(order.number, None, {}, "", "", f"planning failed: {error!r}"[:400])
         if made.ring is None:
             log.warning("no plan: %s", made.shortage)
         self._handle(made)
@@ -401,7 +407,8 @@ class Agent(Handler):
     def readiness(self) -> Readiness:
         """See `Reporter.readiness`."""
         serving = self.runner.epoch if self.runner else 0
-        has_model = self.origin.model is not None
+        plan, model = self.negotiation.committed, self.origin.model
+        has_model = plan is not None and model is not None and model.choice == plan.choice
         return self.reporter.readiness(self.negotiation, serving, self._ready, has_model=has_model)
 
     def _say(self, phase: str) -> None:

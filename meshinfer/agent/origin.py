@@ -86,6 +86,8 @@ class _Request:
         default_factory=asyncio.Queue
     )
     epoch: int = 0
+    base: int = 0
+    """How many tokens there were when it was submitted last."""
     tries: int = 0
 
 
@@ -177,11 +179,21 @@ class Origin:
         if message.finish == "failed":
             self._failed(request, message)
             return
+        if message.position != len(request.emitted) - request.base:
+            log.warning("tokens of request %d were lost on their way", request.number)
+            self._renew(request)
+            return
         request.emitted.extend(message.tokens)
         finish: FinishReason | None = "stop" if message.finish == "stop" else "length" if message.finish else None
         if finish is not None:
             self._requests.pop(request.number)
         request.news.put_nowait((message.tokens, finish))
+
+    def head_is_back(self, node: NodeId) -> None:
+        """There is a new link to a node: if it is the head, news may have been lost with the old one."""
+        if self._plan is not None and node == self._plan.ring.head:
+            for request in list(self._requests.values()):
+                self._renew(request)
 
     def trace(self) -> tuple[str, ...]:
         """Which nodes run which shards."""
@@ -189,10 +201,20 @@ class Origin:
             return ()
         return tuple(f"{self._name_of(s.node)}:{s.start}-{s.stop - 1}" for s in self._plan.ring.stages)
 
+    def _renew(self, request: _Request) -> None:
+        """Submit what is still to come, as another request: the head may be at work on the old one."""
+        if self._plan is None:
+            return
+        self._post(self._plan.ring.head, Cancel(epoch=request.epoch, number=request.number))
+        del self._requests[request.number]
+        request.number = next(self._numbers)
+        self._requests[request.number] = request
+        self._submit(request)
+
     def _submit(self, request: _Request) -> None:
         assert self._plan is not None
         left = request.room - len(request.emitted)
-        request.epoch = self._plan.epoch
+        request.epoch, request.base = self._plan.epoch, len(request.emitted)
         message = Submit(
             epoch=request.epoch,
             number=request.number,

@@ -62,7 +62,9 @@ class RingRunner:
         return self.plan.epoch
 
     def received(self, sender: NodeId, message: msgspec.Struct, payload: memoryview) -> None:
-        """Handle a message of this ring."""
+        """Handle a message of this ring; those of another epoch are ignored."""
+        if getattr(message, "epoch", None) != self.epoch:
+            return
         match message:
             case RingStep():
                 self._enqueue(Job(message, time.monotonic(), payload=payload))
@@ -174,6 +176,7 @@ class RingRunner:
             message = Emit(
                 epoch=self.epoch,
                 number=number,
+                position=emission.position,
                 tokens=emission.tokens,
                 finish=emission.finish,
                 reason=emission.reason[:500],

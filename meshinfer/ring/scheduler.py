@@ -58,6 +58,8 @@ class Emission:
 
     key: RequestKey
     tokens: tuple[int, ...] = ()
+    position: int = 0
+    """How many tokens of this request were emitted before."""
     finish: Literal["", "stop", "length", "failed"] = ""
     reason: str = ""
     retry: bool = False
@@ -168,15 +170,16 @@ class Scheduler:
             token = drawn.get(running.sequence)
             if running.over or token is None:
                 continue
+            key, position = running.request.key, running.request.max_tokens - running.left
             running.left -= 1
             ended = token in running.request.eos
             if ended or running.left == 0:
                 tokens = () if ended else (token,)
-                emissions.append(Emission(running.request.key, tokens, "stop" if ended else "length"))
+                emissions.append(Emission(key, tokens, position, "stop" if ended else "length"))
                 self._end(running)
             else:
                 running.pending = np.array([token], np.int64)
-                emissions.append(Emission(running.request.key, (token,)))
+                emissions.append(Emission(key, (token,), position))
         return emissions
 
     def fail(self, step: StepNumber, reason: str) -> list[Emission]:

@@ -89,6 +89,8 @@ class Fetch:
         for sha256, ref in self._refs.items():
             if not self._store.has(ref):
                 part = self._store.part_path(ref)
+                if ref.size_bytes == 0:
+                    part.touch()
                 have = min(part.stat().st_size, ref.size_bytes) if part.exists() else 0
                 found.append(Wanted(sha256, ref.size_bytes, have))
         return found

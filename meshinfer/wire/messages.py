@@ -244,10 +244,14 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class Emit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="emit"):
-    """Tokens for the origin of a request. `finish`: "stop" or "length" with the last ones, "failed" with `reason`."""
+    """Tokens for the origin of a request. `finish`: "stop" or "length" with the last ones, "failed" with `reason`.
+
+    `position`: how many tokens of this submission came before, so that an origin sees where some were lost.
+    """
 
     epoch: Count
     number: Count
+    position: Count = 0
     tokens: tuple[int, ...] = ()
     finish: str = ""
     reason: Short = ""

@@ -57,6 +57,10 @@ class World:
 
     def __init__(self) -> None:
         self.sent: list[tuple[NodeId, Any]] = []
+        self.said: dict[int, int] = {}
+        """How many tokens every submission has had."""
+        self.lost = "-"
+        """What does not arrive."""
         self.ready = Readiness(True, "ready", 0)
         self.origin = Origin(ME, self._post, lambda: self.ready, str)
         self.origin.model = served()
@@ -73,8 +77,18 @@ class World:
     def emit(self, text: str, finish: str = "", **more: Any) -> None:
         """The head that was asked last says something."""
         asked = self.submits[-1][1]
-        tokens = tuple(map(ord, text))
-        self.origin.received(Emit(epoch=asked.epoch, number=asked.number, tokens=tokens, finish=finish, **more))
+        position = self.said.get(asked.number * 1000 + asked.epoch, 0)
+        self.said[asked.number * 1000 + asked.epoch] = position + len(text)
+        message = Emit(
+            epoch=asked.epoch,
+            number=asked.number,
+            position=position,
+            tokens=tuple(map(ord, text)),
+            finish=finish,
+            **more,
+        )
+        if text != self.lost:
+            self.origin.received(message)
 
 
 def job(prompt: str = "abc", stop: tuple[str, ...] = (), max_tokens: int | None = 10, model: str | None = None) -> Job:
@@ -122,6 +136,35 @@ def test_what_is_still_to_come_is_asked_of_the_next_ring() -> None:
     node, again = world.submits[-1]
     assert node == OTHER and again.epoch == 2 and again.max_tokens == 8
     assert tokens_of(again.tokens).tolist() == [*map(ord, "abcxy")]
+
+
+def test_tokens_that_were_lost_are_asked_for_again() -> None:
+    def ring(world: World) -> None:
+        world.lost = "y"
+        world.emit("x")
+        world.emit("y")
+        world.emit("z")
+        world.emit("yz", "length")
+
+    text, finish, world = told(ring)
+    assert (text, finish) == ("xyz", "length")
+    first, again = (message for _, message in world.submits)
+    assert again.number != first.number and tokens_of(again.tokens).tolist() == [*map(ord, "abcx")]
+    assert (HEAD, Cancel(epoch=1, number=first.number)) in world.sent
+
+
+def test_a_new_link_to_the_head_has_the_rest_asked_for_again() -> None:
+    def ring(world: World) -> None:
+        world.lost = "yz"
+        world.emit("x")
+        world.emit("yz", "stop")
+        world.origin.head_is_back(OTHER)
+        assert len(world.submits) == 1
+        world.origin.head_is_back(HEAD)
+        world.lost = "-"
+        world.emit("yz", "stop")
+
+    assert told(ring)[:2] == ("xyz", "stop")
 
 
 def test_a_request_that_failed_is_tried_again_and_then_given_up() -> None:
