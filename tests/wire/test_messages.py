@@ -109,7 +109,7 @@ COUNTED = {
     "fetched_bytes",
     "running",
 }
-COUNTED |= {"number", "offset", "seen", "max_tokens", "step"}
+COUNTED |= {"number", "offset", "position", "seen", "max_tokens", "step"}
 WORDED = {"mesh", "name", "device", "device_name", "phase", "reason", "finish"}
 
 
