@@ -447,6 +447,9 @@ class Agent(Handler):
         runner = self.runner
         if runner is None:
             return
+        part, manifest, token_s = runner.plan.stage_of(self.me.id), self.models.manifest, runner.take_token_s()
+        if token_s and part and manifest and self.capacity.adapt(token_s, manifest, part):
+            log.info("a token takes %.1f ms in shards %d to %d", token_s * 1e3, part.start, part.stop - 1)
         if runner.failures >= MAX_FAILURES:
             runner.failures = 0
             self._handle(RingBroken(runner.epoch, f"the stage of {self.me.name} fails", stage=True))

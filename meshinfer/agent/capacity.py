@@ -25,6 +25,8 @@ from meshinfer.types import KvBackend, Precision
 
 log = logging.getLogger(__name__)
 
+WAVER = 1.25
+"""By which factor a stage may be faster or slower than measured before that counts."""
 _ROUND_BYTES = 256 << 20
 _LEAST_RESERVE_BYTES = 1 << 30
 _RESERVED_PART = 8
@@ -97,6 +99,16 @@ class Capacity:
             return
         self.layer_s = token_s / (layers + (head_ratio or 0.0 if heads else 0.0))
         self.head_s = self.layer_s * head_ratio if heads and head_ratio else 0.0
+
+    def adapt(self, token_s: float, manifest: Manifest, part: StagePlan) -> bool:
+        """Correct what was measured by what a token takes in the stage that serves; whether that was much."""
+        layers = sum(spec.kind == "layer" for spec in manifest.range(part.start, part.stop))
+        expected = layers * self.layer_s + (self.head_s if part.stop == len(manifest.shards) else 0.0)
+        if not expected or 1 / WAVER < token_s / expected < WAVER:
+            return False
+        self.layer_s *= token_s / expected
+        self.head_s *= token_s / expected
+        return True
 
 
 def usable_cores() -> int:

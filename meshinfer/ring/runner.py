@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 from typing import cast
 
 import msgspec
@@ -22,7 +23,7 @@ from meshinfer.planning.plan import Plan, Pool
 from meshinfer.ring.convert import engine_sampling, tokens_of, wire_entries
 from meshinfer.ring.scheduler import Emission, Request, Scheduler, StepNumber
 from meshinfer.ring.timing import StepTiming
-from meshinfer.ring.work import Job, Output, StageWork
+from meshinfer.ring.work import TOKEN_TIMES, Job, Output, StageWork
 from meshinfer.types import NodeId, SequenceId
 from meshinfer.wire.codec import Codec
 from meshinfer.wire.messages import Cancel, Drawn, Emit, RingStep, Spent, StepFailed, Submit
@@ -79,6 +80,15 @@ class RingRunner:
             case Cancel(number=number) if self.scheduler is not None:
                 self.scheduler.cancel((sender, number))
                 self._start_steps()
+
+    def take_token_s(self) -> float | None:
+        """What one token took in this node's stage lately; None until enough were measured since it was asked last."""
+        times = self._work.token_times if self._work is not None else None
+        if times is None or len(times) < TOKEN_TIMES:
+            return None
+        taken = list(times)
+        times.clear()
+        return median(taken)
 
     def stuck_s(self, now: float) -> float:
         """How long the oldest step has been under way, at the head."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from meshinfer.types import SequenceId
 from meshinfer.wire.codec import Codec
 from meshinfer.wire.frames import decode_all, encode_all
 from meshinfer.wire.messages import Drawn, RingStep, Spent
+
+TOKEN_TIMES = 64
 
 Output = tuple[msgspec.Struct, tuple[bytes, ...]]
 
@@ -35,6 +38,8 @@ class StageWork:
     def __init__(self, stage: Stage, codec: Codec, block_tokens: int, *, tail: bool) -> None:
         """`block_tokens`: of the ring's blocks, a multiple of the stage's own."""
         self._stage, self._codec, self._tail = stage, codec, tail
+        self.token_times: deque[float] = deque(maxlen=TOKEN_TIMES)
+        """Inference of the last steps that had one token."""
         self._factor = block_tokens // stage.block_tokens if stage.block_bytes else 1
 
     def run(self, job: Job) -> Output:
@@ -51,6 +56,8 @@ class StageWork:
         decoded = time.perf_counter()
         outputs = self._stage.forward(Step(entries, tokens=job.tokens, hidden=hidden))
         inferred = time.perf_counter()
+        if len(entries) == 1 and entries[0].count == 1:
+            self.token_times.append(inferred - decoded)
         if self._tail:
             drawn = self._draw(step, outputs[0])
             spent = Spent(waiting, decoded - began + time.perf_counter() - inferred, inferred - decoded)
