@@ -180,7 +180,11 @@ class Origin:
             self._failed(request, message)
             return
         if message.position != len(request.emitted) - request.base:
-            log.warning("tokens of request %d were lost on their way", request.number)
+            request.tries += 1
+            if request.tries >= MAX_TRIES:
+                self._lose(request, RequestLostError("tokens were lost on their way, again and again"))
+                return
+            log.warning("tokens of request %d were lost on their way: asking for them again", request.number)
             self._renew(request)
             return
         request.emitted.extend(message.tokens)
@@ -238,6 +242,9 @@ class Origin:
             asyncio.get_running_loop().call_later(RETRY_PAUSE_S * request.tries, again)
             return
         error: MeshinferError = RequestLostError(message.reason) if message.retry else InputError(message.reason)
+        self._lose(request, error)
+
+    def _lose(self, request: _Request, error: MeshinferError) -> None:
         self._requests.pop(request.number, None)
         request.news.put_nowait(((), error))
 
