@@ -188,6 +188,7 @@ class Origin:
             self._renew(request)
             return
         request.emitted.extend(message.tokens)
+        request.tries = 0
         finish: FinishReason | None = "stop" if message.finish == "stop" else "length" if message.finish else None
         if finish is not None:
             self._requests.pop(request.number)
