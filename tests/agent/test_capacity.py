@@ -29,7 +29,7 @@ def manifest() -> Manifest:
     def shard(index: int) -> ShardSpec:
         kind: ShardKind = "embedding" if index == 0 else "head" if index == SHARDS - 1 else "layer"
         graph, weights = (FileRef(f"f{n}", Sha256(f"{n:064x}"), 100) for n in (2 * index, 2 * index + 1))
-        return ShardSpec(index, kind, graph, weights, (hidden,), (hidden,))
+        return ShardSpec(index, kind, graph, weights, (hidden,), (hidden,), 0)
 
     return Manifest("m", "", "", "int4", 2048, tuple(map(shard, range(SHARDS))), (), None, {}, ())
 
