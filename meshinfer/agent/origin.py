@@ -31,7 +31,7 @@ from meshinfer.text.detokenizer import Detokenizer
 from meshinfer.text.stops import StopStrings
 from meshinfer.text.template import ChatTemplate
 from meshinfer.text.tokenizer import Tokenizer
-from meshinfer.types import NodeId
+from meshinfer.types import NodeId, Sha256
 from meshinfer.wire.messages import Cancel, Emit, Submit, WireSampling
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,8 @@ class _Request:
     sampling: WireSampling | None
     room: int
     eos: tuple[int, ...]
+    fingerprint: Sha256 | None = None
+    """Of the model whose tokens these are; None where any model will do."""
     emitted: list[int] = field(default_factory=list)
     news: asyncio.Queue[tuple[tuple[int, ...], FinishReason | MeshinferError | None]] = field(
         default_factory=asyncio.Queue
@@ -140,7 +142,8 @@ class Origin:
             raise BusyError(f"{MAX_OPEN} requests are open at this node already", 5)
         prompt = await asyncio.to_thread(served.encode, job)
         room = answer_room(len(prompt), served.context_tokens, job.max_tokens or served.context_tokens)
-        request = _Request(next(self._numbers), prompt, wire_sampling(job.sampling), room, served.eos)
+        sampling, model = wire_sampling(job.sampling), served.choice.fingerprint
+        request = _Request(next(self._numbers), prompt, sampling, room, served.eos, model)
         self._requests[request.number] = request
         try:
             self._submit(request)
@@ -218,6 +221,10 @@ class Origin:
 
     def _submit(self, request: _Request) -> None:
         assert self._plan is not None
+        if request.fingerprint not in (None, self._plan.choice.fingerprint):
+            name = self._plan.choice.name
+            self._lose(request, RequestLostError(f"the mesh serves another model now: {name}; ask again"))
+            return
         left = request.room - len(request.emitted)
         request.epoch, request.base = self._plan.epoch, len(request.emitted)
         message = Submit(

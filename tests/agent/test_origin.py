@@ -38,13 +38,13 @@ class Letters:
         return "".join(map(chr, ids))
 
 
-def plan(epoch: int, head: NodeId = HEAD) -> Plan:
+def plan(epoch: int, head: NodeId = HEAD, model: str = "letters") -> Plan:
     ring = RingPlan((StagePlan(head, 0, 3),))
-    return Plan(epoch, ME, choice(), "paged", "f32", (ring,))
+    return Plan(epoch, ME, choice(model), "paged", "f32", (ring,))
 
 
-def choice() -> Choice:
-    return Choice("letters", Sha256("0" * 64), "exact", CONTEXT, 4, 1, ME)
+def choice(model: str = "letters") -> Choice:
+    return Choice(model, Sha256(model[0] * 64), "exact", CONTEXT, 4, 1, ME)
 
 
 def served() -> ServedModel:
@@ -136,6 +136,15 @@ def test_what_is_still_to_come_is_asked_of_the_next_ring() -> None:
     node, again = world.submits[-1]
     assert node == OTHER and again.epoch == 2 and again.max_tokens == 8
     assert tokens_of(again.tokens).tolist() == [*map(ord, "abcxy")]
+
+
+def test_the_ring_of_another_model_is_not_asked_for_the_rest() -> None:
+    def ring(world: World) -> None:
+        world.emit("xy")
+        world.origin.serve(plan(2, OTHER, "digits"))
+
+    with pytest.raises(RequestLostError, match="the mesh serves another model now: digits"):
+        told(ring)
 
 
 def test_tokens_that_were_lost_are_asked_for_again() -> None:
