@@ -284,9 +284,9 @@ def test_an_answer_is_of_one_model_whatever_is_chosen_meanwhile(
     give_models(annex_home, mesh.nodes[0].folders)
     (node,) = mesh.nodes
     mesh.ready()
-    undisturbed = node.ask("once upon", max_tokens=1000)
+    undisturbed = node.ask("once upon", max_tokens=500)
     try:
-        assert goes_on(node, lambda: node.use("annex"), max_tokens=1000) == undisturbed
+        assert goes_on(node, lambda: node.use("annex"), max_tokens=500) == undisturbed
     except RequestLostError as error:
         assert "another model" in str(error)
     until("the other model is served", lambda: node.status()["model"] == "annex" and node.status()["ready"])
