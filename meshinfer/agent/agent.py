@@ -163,6 +163,7 @@ class Agent(Handler):
 
         `anew` takes the place of an earlier choice. Raises all that adding a model does.
         """
+        await asyncio.to_thread(self.models.look_for_models)  # commands add and remove some too
         peers = {n: f for report in self.negotiation.reports.values() for n, f in report.models}
         local = dict(self.models.named)
         fingerprint = local.get(name) or peers.get(name)
