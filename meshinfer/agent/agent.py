@@ -310,11 +310,18 @@ class Agent(Handler):
             self.capacity.learn(self.stages.token_s, manifest, part, self._head_ratio())
         except MeshinferError as error:
             log.warning("cannot prepare shards of %s: %s", plan.choice.name, error)
-            self._say_prepared_no_more()
-            self._handle(StageFailed(plan.epoch, str(error)))
+            self._not_prepared(plan, str(error))
+            return
+        except Exception as error:  # the leader waits for an answer as long as this node is there
+            log.exception("preparing a stage failed")
+            self._not_prepared(plan, f"preparing a stage failed: {error!r}")
             return
         self._say("prepared")
         self._handle(StageReady(plan.epoch, pool))
+
+    def _not_prepared(self, plan: Plan, reason: str) -> None:
+        self._say_prepared_no_more()
+        self._handle(StageFailed(plan.epoch, reason))
 
     def _say_prepared_no_more(self) -> None:
         """What this node does when the stage it was preparing does not come."""

@@ -1,0 +1,59 @@
+"""What an agent does with models and stages, whatever happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from meshinfer.agent.agent import Agent
+from meshinfer.agent.capacity import Capacity
+from meshinfer.config import Folders
+from meshinfer.membership.events import Peer
+from meshinfer.negotiation.events import Event, StageFailed
+from meshinfer.planning.cost import StagePlan
+from meshinfer.planning.plan import Choice, Plan, RingPlan
+from meshinfer.settings import Settings
+from meshinfer.shards.store import Store
+from tests.agent.test_capacity import ME, manifest
+
+
+def agent_in(home: Path) -> Agent:
+    settings = Settings("here", device="cpu", threads=1)
+    return Agent(settings, Store(Folders(home)), Capacity(settings), Peer(ME, "here", 1, ()))
+
+
+def test_a_model_that_a_command_added_while_the_agent_ran_is_found(tmp_path: Path) -> None:
+    agent = agent_in(tmp_path)
+    agent.models.look_for_models()
+    Store(Folders(tmp_path)).save(manifest())
+
+    async def use() -> None:
+        choice = await agent.choose("m", anew=True)
+        assert agent.models.local(choice.fingerprint) == manifest()
+        await agent.close()
+
+    asyncio.run(use())
+
+
+def test_a_stage_whose_preparation_fails_in_a_way_nobody_foresaw_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = agent_in(tmp_path)
+    agent.models.know(manifest(), manifest().fingerprint())
+    choice = Choice("m", manifest().fingerprint(), "fast", 128, 1, 1, ME)
+    plan = Plan(1, ME, choice, "stateful", "f16", (RingPlan((StagePlan(ME, 0, 6),)),))
+    told: list[Event] = []
+
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError("nobody foresaw this")
+
+    async def prepare() -> None:
+        monkeypatch.setattr(agent.stages, "prepare", broken)
+        monkeypatch.setattr(agent, "_handle", told.append)
+        await agent._prepare(plan)
+
+    asyncio.run(prepare())
+    failed = [event for event in told if isinstance(event, StageFailed)]
+    assert [event.epoch for event in failed] == [1] and "nobody foresaw this" in failed[0].reason
