@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -74,6 +74,8 @@ from meshinfer.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TICK_S = 0.25
 REPORT_EVERY_S = 0.5
@@ -393,7 +395,7 @@ class Agent(Handler):
         except MeshinferError as error:
             log.warning("the choice of the model is not kept: %s", error)
         self._say("asking for the manifest")
-        manifest = await self.exchange.manifest(choice.fingerprint)
+        manifest = await _had("the manifest", choice, lambda: self.exchange.manifest(choice.fingerprint))
         self.models.know(manifest, choice.fingerprint)
         self._say("measuring")
         kv = manifest.kv_backends[0] if manifest.kv_backends else "stateful"
@@ -401,14 +403,10 @@ class Agent(Handler):
         self._say("idle")
         self._refresh()
         self._handle(ManifestKnown(choice.fingerprint))
-        while True:
-            try:
-                self.origin.model = await self.models.serve(choice, manifest, self.exchange.fetch)
-                self._refresh()
-                return
-            except MeshinferError as error:
-                log.warning("cannot have the tokenizer of %s yet: %s", choice.name, error)
-                await asyncio.sleep(ASK_AGAIN_S)
+        self.origin.model = await _had(
+            "the tokenizer", choice, lambda: self.models.serve(choice, manifest, self.exchange.fetch)
+        )
+        self._refresh()
 
     # --- what this node says of itself --------------------------------------------------------------------------
 
@@ -474,3 +472,13 @@ class Agent(Handler):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed: %r", task.get_name(), error, exc_info=error)
+
+
+async def _had(what: str, choice: Choice, get: Callable[[], Awaitable[T]]) -> T:
+    """Something of the chosen model, however often it takes: a disk is full, nobody has it yet."""
+    while True:
+        try:
+            return await get()
+        except MeshinferError as error:
+            log.warning("cannot have %s of %s yet: %s", what, choice.name, error)
+            await asyncio.sleep(ASK_AGAIN_S)

@@ -10,12 +10,15 @@ import pytest
 from meshinfer.agent.agent import Agent
 from meshinfer.agent.capacity import Capacity
 from meshinfer.config import Folders
+from meshinfer.errors import NoSpaceError
 from meshinfer.membership.events import Peer
-from meshinfer.negotiation.events import Event, StageFailed
+from meshinfer.negotiation.events import Event, ManifestKnown, StageFailed
 from meshinfer.planning.cost import StagePlan
 from meshinfer.planning.plan import Choice, Plan, RingPlan
 from meshinfer.settings import Settings
+from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.store import Store
+from meshinfer.types import Sha256
 from tests.agent.test_capacity import ME, manifest
 
 
@@ -57,3 +60,26 @@ def test_a_stage_whose_preparation_fails_in_a_way_nobody_foresaw_is_refused(
     asyncio.run(prepare())
     failed = [event for event in told if isinstance(event, StageFailed)]
     assert [event.epoch for event in failed] == [1] and "nobody foresaw this" in failed[0].reason
+
+
+def test_a_model_is_had_as_soon_as_what_was_in_its_way_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, tries = agent_in(tmp_path), 0
+    choice = Choice("m", manifest().fingerprint(), "fast", 128, 1, 1, ME)
+    told: list[Event] = []
+
+    async def full_at_first(_: Sha256) -> Manifest:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise NoSpaceError(str(tmp_path), 10, 1)
+        return manifest()
+
+    async def served(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr("meshinfer.agent.agent.ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(agent.exchange, "manifest", full_at_first)
+    monkeypatch.setattr(agent.models, "serve", served)
+    monkeypatch.setattr(agent, "_handle", told.append)
+    asyncio.run(agent._adopt(choice))
+    assert tries == 3 and ManifestKnown(choice.fingerprint) in told
