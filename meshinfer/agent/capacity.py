@@ -15,7 +15,7 @@ from meshinfer.config import Folders
 from meshinfer.engine.calibrate import calibrate, probe_rate
 from meshinfer.engine.devices import Device, resolve
 from meshinfer.engine.stage import StageOptions
-from meshinfer.errors import MeshinferError
+from meshinfer.errors import DeviceError, MeshinferError
 from meshinfer.files import disk
 from meshinfer.planning.cost import StagePlan
 from meshinfer.settings import Settings
@@ -60,13 +60,20 @@ class Capacity:
         self.probe_bytes_s = known[key]
 
     def memory_bytes(self) -> int:
-        """What stages may take, those that there are with them: what is free, less a reserve, unless it is set."""
+        """What stages may take, those that there are with them: what is free, less a reserve, unless it is set.
+
+        Nothing where the device is gone.
+        """
         if self._settings.memory_bytes is not None:
             return self._settings.memory_bytes
         system = psutil.virtual_memory()
         reserve = max(_LEAST_RESERVE_BYTES, system.total // _RESERVED_PART)
         own = psutil.Process().memory_info().rss
-        free = resolve(self.device.name).free_memory_bytes + own - reserve
+        try:
+            free = resolve(self.device.name).free_memory_bytes + own - reserve
+        except DeviceError as error:
+            log.warning("this node can carry nothing now: %s", error)
+            return 0
         return max(0, free // _ROUND_BYTES * _ROUND_BYTES)
 
     def options(self, kv: KvBackend, precision: Precision, kv_budget_bytes: int) -> StageOptions:
@@ -75,7 +82,7 @@ class Capacity:
 
     def calibrate(self, store: Store, manifest: Manifest, kv: KvBackend, precision: Precision) -> bool:
         """Seconds per layer and for the head, by the shards that are here; whether there were any."""
-        self.fingerprint = manifest.fingerprint()
+        self.fingerprint = fingerprint = manifest.fingerprint()
         self.layer_s = self.head_s = 0.0
         layers = [shard for shard in manifest.shards if shard.kind == "layer"]
         if not any(store.has(shard.graph) and store.has(shard.weights) for shard in layers):
@@ -84,6 +91,8 @@ class Capacity:
             found = calibrate(store, manifest, self.options(kv, precision, 0))
         except MeshinferError as error:
             log.warning("cannot measure %s here: %s", manifest.name, error)
+            return False
+        if self.fingerprint != fingerprint:  # another model was chosen meanwhile
             return False
         self.layer_s, self.head_s = found.layer_s, found.head_s or 0.0
         return True

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshinfer.agent.capacity import Capacity
 from meshinfer.config import Folders
+from meshinfer.engine.calibrate import Calibration
 from meshinfer.planning.cost import StagePlan
 from meshinfer.settings import Settings
 from meshinfer.shards.manifest import FileRef, Manifest, ShardKind, ShardSpec, TensorSpec
+from meshinfer.shards.store import Store
 from meshinfer.types import NodeId, Sha256
 
 ME = NodeId("me")
@@ -69,6 +72,24 @@ def test_nothing_is_corrected_that_was_never_measured(capacity: Capacity) -> Non
 def test_a_memory_budget_is_what_the_user_says_or_less_than_what_is_free(capacity: Capacity) -> None:
     assert Capacity(Settings("here", device="cpu", memory_bytes=5_000_000)).memory_bytes() == 5_000_000
     assert 0 <= capacity.memory_bytes() < capacity.device.total_memory_bytes
+
+
+def test_a_device_that_is_gone_carries_nothing(capacity: Capacity) -> None:
+    capacity.device = replace(capacity.device, name="GPU.7")
+    assert capacity.memory_bytes() == 0
+
+
+def test_a_measure_of_a_model_that_is_chosen_no_more_is_not_believed(
+    capacity: Capacity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(*_: object) -> Calibration:
+        capacity.fingerprint = "another"
+        return Calibration(0.5, 0.5)
+
+    monkeypatch.setattr("meshinfer.agent.capacity.calibrate", slowly)
+    monkeypatch.setattr(Store, "has", lambda *_: True)
+    assert not capacity.calibrate(Store(Folders(tmp_path)), manifest(), "stateful", "fast")
+    assert capacity.layer_s == 0.0
 
 
 def test_the_probe_is_measured_once(capacity: Capacity, tmp_path: Path) -> None:
