@@ -96,7 +96,10 @@ def admin_routes(agent: Agent, status: Callable[[], dict[str, Any]], stop: Calla
         return web.json_response({"stopping": True})
 
     async def post_use(request: web.Request) -> web.Response:
-        body = await request.json() if request.can_read_body else {}
+        try:
+            body = await request.json()
+        except ValueError:
+            raise InputError("the body is no JSON") from None
         name = body.get("model") if isinstance(body, dict) else None
         if not isinstance(name, str) or not name:
             raise InputError("model: the name or the source of a model")
@@ -134,4 +137,8 @@ async def _choose(agent: Agent, name: str) -> None:
     except MeshinferError as error:
         agent.reporter.trouble = str(error)
         log.error("cannot use %s: %s", name, error)
+        raise
+    except Exception as error:
+        agent.reporter.trouble = f"adding {name} failed: {error!r}"
+        log.exception("cannot use %s", name)
         raise
