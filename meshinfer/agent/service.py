@@ -7,8 +7,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Any
 
@@ -25,7 +24,6 @@ from meshinfer.discovery.addresses import choose
 from meshinfer.discovery.interfaces import read_interfaces
 from meshinfer.discovery.mdns import Mdns
 from meshinfer.discovery.records import Advert
-from meshinfer.errors import InputError
 from meshinfer.links.links import Links
 from meshinfer.links.listen import Listener
 from meshinfer.membership.events import Address, AdvertWithdrawn, Peer
@@ -41,13 +39,14 @@ Status = Callable[[], dict[str, Any]]
 Show = Callable[[Status], Coroutine[Any, Any, None]]
 """Shows the status until it is cancelled."""
 
+CLOSE_S = 5.0
 SWITCH_S = 0.0005
 """How long one thread may keep the others from running Python: stage and event loop wait for each other."""
 
 
 async def run_agent(folders: Folders, settings: Settings, show: Show | None = None) -> None:
     """Run an agent until it is told to stop. Raises InputError and its kinds for what cannot be started."""
-    settings = _checked(settings)
+    _check(settings)
     sys.setswitchinterval(SWITCH_S)
     stop = asyncio.Event()
     with only_agent(folders), on_stop(stop.set):
@@ -110,7 +109,7 @@ async def _run_once(
         log.info("node %s, API %s, port %d for other nodes", settings.name, about["api"], listener.port)
         log.info("join code for other machines: meshinfer up --join %s", identity.join_code)
         if show is not None:
-            showing = asyncio.create_task(show(status), name="show the status")
+            showing = _started(show(status), "show the status")
             closing.push_async_callback(_cancelled, showing)
         await stop.wait()
         log.info("stopping")
@@ -153,23 +152,29 @@ async def _discover(
         devices=(agent.capacity.device.name,),
     )
     mdns = Mdns(advert, found, lambda node: links.happen(AdvertWithdrawn(node)), settings.interfaces)
-    running = asyncio.create_task(mdns.run(), name="mdns")
+    running = _started(mdns.run(), "mdns")
     closing.push_async_callback(_cancelled, running)
     closing.push_async_callback(mdns.close)
     return mdns
 
 
-def _checked(settings: Settings) -> Settings:
-    """Settings whose interfaces exist. Raises InputError."""
+def _check(settings: Settings) -> None:
+    """Raise InputError unless the interfaces exist."""
     choose(read_interfaces(), settings.interfaces)
-    for peer in settings.peers:
-        host_port(peer, DEFAULT_PORT)
-    if settings.users < 1:
-        raise InputError("users is 1 or more")
-    return replace(settings)
 
 
-async def _cancelled(task: asyncio.Task[Any]) -> None:
+def _started(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """A task that says so when it fails."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed: %r", name, error, exc_info=error)
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(ended)
+    return task
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    await asyncio.wait([task], timeout=CLOSE_S)
