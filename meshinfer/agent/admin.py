@@ -13,6 +13,7 @@ from aiohttp import web
 from meshinfer.agent.agent import Agent
 from meshinfer.agent.status import node_status, plan_status, timing_status
 from meshinfer.errors import InputError, MeshinferError, SourceError
+from meshinfer.ring.runner import RingRunner
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def status_of(agent: Agent, about: dict[str, Any]) -> dict[str, Any]:
         "plan": plan_status(plan, names),
         "preparing": plan_status(negotiation.preparing, names),
         "timing": timing_status(runner.timings) if runner else None,
+        "scheduler": _scheduler(runner),
         "requests": agent.origin.open_requests,
         "answered": agent.origin.answered,
         "given_bytes": agent.exchange.given_bytes,
@@ -56,6 +58,20 @@ def status_of(agent: Agent, about: dict[str, Any]) -> dict[str, Any]:
             {"host": address.host, "port": address.port, "reason": reason}
             for address, reason in (agent.links.failures.items() if agent.links else ())
         ],
+    }
+
+
+def _scheduler(runner: RingRunner | None) -> dict[str, int] | None:
+    """At the head of the ring: what runs and waits there."""
+    if runner is None or runner.scheduler is None:
+        return None
+    scheduler = runner.scheduler
+    return {
+        "running": scheduler.running,
+        "waiting": scheduler.waiting,
+        "steps_in_flight": scheduler.steps_in_flight,
+        "free_blocks": scheduler.free_blocks,
+        "blocks": scheduler.pool.blocks,
     }
 
 

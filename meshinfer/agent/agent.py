@@ -78,6 +78,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TICK_S = 0.25
+LATE_S = 0.8
 REPORT_EVERY_S = 0.5
 """Reports that changed are sent at most so often."""
 BUSY_S = 1.0
@@ -440,7 +441,10 @@ class Agent(Handler):
         sent: Report | None = None
         sent_at = 0.0
         while True:
+            began = time.monotonic()
             await asyncio.sleep(TICK_S)
+            if (late := time.monotonic() - began - TICK_S) > LATE_S:
+                log.warning("this process stood still for %.1f s: others may have taken it for dead", late)
             self._refresh()
             self._watch_ring()
             self._handle(TimePassed())

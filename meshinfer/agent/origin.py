@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 MAX_OPEN = 256
 """Requests that one node may have in the mesh at once."""
 MAX_TRIES = 4
+HOLD_S, HOLD_POLL_S = 10.0, 0.05
+"""How long a new request waits while the ring is changed."""
 RETRY_PAUSE_S = 0.2
 LOST_AFTER_S = 120.0
 """How long a request waits for a ring before it is given up."""
@@ -132,8 +134,8 @@ class Origin:
 
     @asynccontextmanager
     async def _answer(self, job: Job) -> AsyncIterator[Answer]:
+        state = await self._ready_soon()
         served = self.model
-        state = self._readiness()
         if served is not None and job.model is not None and job.model != served.choice.name:
             raise UnknownModelError(f"the mesh serves '{served.choice.name}', not '{job.model}'")
         if served is None or self._plan is None or not state.ready:
@@ -152,6 +154,15 @@ class Origin:
             if self._requests.pop(request.number, None) is not None and self._plan is not None:
                 self._post(self._plan.ring.head, Cancel(epoch=request.epoch, number=request.number))
             self.answered += 1
+
+    async def _ready_soon(self) -> Readiness:
+        """Readiness, after a while where one ring takes the place of another; at once where there was none yet."""
+        for _ in range(round(HOLD_S / HOLD_POLL_S)):
+            state = self._readiness()
+            if state.ready or self._plan is None:
+                return state
+            await asyncio.sleep(HOLD_POLL_S)
+        return self._readiness()
 
     async def probe(self, token: int) -> None:
         """Have one token from the ring. Raises RequestLostError, TimeoutError."""

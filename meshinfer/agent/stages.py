@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from meshinfer.engine.calibrate import undisturbed
 from meshinfer.engine.selfcheck import self_check
 from meshinfer.engine.stage import StageOptions, open_stage
 from meshinfer.engine.step import Entry, Stage, Step
-from meshinfer.errors import KvBudgetError
+from meshinfer.errors import KvBudgetError, MeshinferError
 from meshinfer.negotiation.plan import demand_of
 from meshinfer.planning.cost import StagePlan
 from meshinfer.planning.plan import Plan, Pool
@@ -68,6 +69,7 @@ class Stages:
         self._stop_serving = stop_serving
         self.serving: OpenStage | None = None
         self._prepared: tuple[int, OpenStage] | None = None
+        self._opening: asyncio.Future[Stage] | None = None
         self.token_s = 0.0
         """What one token took in the stage that was prepared last."""
 
@@ -93,7 +95,10 @@ class Stages:
             await self.close()
         self._say("compiling")
         began = time.monotonic()
-        stage = await asyncio.to_thread(self._open, manifest, part, options)
+        await self._abandoned()
+        self._opening = asyncio.ensure_future(asyncio.to_thread(self._open, manifest, part, options))
+        stage = await asyncio.shield(self._opening)
+        self._opening = None
         opened = OpenStage(key, stage, size)
         self._prepared = plan.epoch, opened
         log.info("shards %d to %d are ready after %.1f s", part.start, part.stop - 1, time.monotonic() - began)
@@ -114,6 +119,14 @@ class Stages:
             self._prepared = None
             if opened is not self.serving:
                 await asyncio.to_thread(opened.stage.close)
+
+    async def _abandoned(self) -> None:
+        """Wait for a stage that nobody wants any more: a thread that compiles cannot be stopped."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            with suppress(MeshinferError):
+                stage = await opening
+                await asyncio.to_thread(stage.close)
 
     async def close(self) -> None:
         """Let go of everything."""

@@ -241,8 +241,25 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_sent(asked: Job, 
     assert world.sent == [] and world.origin.open_requests == 0
 
 
+def test_a_request_waits_while_one_ring_takes_the_place_of_another() -> None:
+    world = World()
+    world.ready = Readiness(False, "planning", 2)
+
+    def ready() -> None:
+        world.ready = Readiness(True, "ready", 0)
+
+    async def run() -> str:
+        asyncio.get_running_loop().call_later(0.3, ready)
+        async with world.origin.answer(job()) as answer:
+            world.emit("x", "stop")
+            return "".join([piece.text async for piece in answer])
+
+    assert asyncio.run(run()) == "x"
+
+
 def test_a_mesh_that_is_not_ready_says_what_it_is_doing() -> None:
     world = World()
+    world.origin._plan = None
     world.ready = Readiness(False, "pc-2 is fetching 40 %", 2)
 
     async def run() -> None:
