@@ -14,7 +14,7 @@ import openvino as ov
 from meshinfer.engine.devices import Device, converting, core
 from meshinfer.engine.inference import Array, Inference
 from meshinfer.engine.step import Lengths, Rows, Step
-from meshinfer.errors import KvBudgetError, PagedUnsupportedError, telling_line
+from meshinfer.errors import KvBudgetError, PagedUnsupportedError, StepError, telling_line
 from meshinfer.shards.ports import HIDDEN, ROWS
 from meshinfer.types import SequenceId
 
@@ -75,6 +75,8 @@ class PagedStage:
         self._lengths.check(step.entries)
         entries = step.entries
         blocks = [_covering(entry.blocks, entry.end, self.block_tokens) for entry in entries]
+        if any(not 0 <= block < self.kv_blocks for table in blocks for block in table):  # would write anywhere
+            raise StepError(f"a KV block that is none of the {self.kv_blocks} of this stage")
         values: dict[str, Array] = {
             "position_ids": step.positions,
             "past_lens": np.array([entry.start for entry in entries], np.int32),

@@ -98,6 +98,15 @@ def test_a_table_shorter_than_the_sequence_is_refused(tiny_home: Folders) -> Non
     paged.close()
 
 
+@pytest.mark.parametrize("wrong", [-1, 1 << 20, 1 << 40])
+def test_a_block_that_the_stage_does_not_have_is_refused(tiny_home: Folders, wrong: int) -> None:
+    store, manifest = loaded(tiny_home)
+    paged = open_stage(store, manifest, 0, 4, options("paged"))
+    with pytest.raises(StepError, match="KV block"):
+        paged.forward(tokens(Entry(A, 0, 6, (5,), (wrong,))))
+    paged.close()
+
+
 def test_what_was_forgotten_can_be_begun_again(stage: Stage) -> None:
     step = tokens(Entry(A, 0, 6, (5,), (0, 1)))
     first = stage.forward(step)[0].copy()
