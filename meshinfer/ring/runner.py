@@ -46,6 +46,7 @@ class RingRunner:
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
         self._next = ring.after(me) if stage is not None else None
+        self._before = next((s.node for s in ring.stages[:-1] if ring.after(s.node) == me), None)
         if stage is not None:
             codec = cast(Codec, plan.codec)
             self._work = StageWork(stage, codec, pool.block_tokens, tail=ring.tail == me)
@@ -63,15 +64,15 @@ class RingRunner:
         return self.plan.epoch
 
     def received(self, sender: NodeId, message: msgspec.Struct, payload: memoryview) -> None:
-        """Handle a message of this ring; those of another epoch are ignored."""
-        if getattr(message, "epoch", None) != self.epoch:
+        """Handle a message of this ring; those of another epoch, or from where they cannot come, are ignored."""
+        if self._closed or getattr(message, "epoch", None) != self.epoch:
             return
         match message:
-            case RingStep():
+            case RingStep() if sender == self._before:
                 self._enqueue(Job(message, time.monotonic(), payload=payload))
-            case Drawn():
+            case Drawn() if sender == self.plan.ring.tail:
                 self._complete(message)
-            case StepFailed(step=step, reason=reason) if self.scheduler is not None:
+            case StepFailed(step=step, reason=reason) if self.scheduler is not None and sender in self.plan.nodes:
                 self._started.pop(step, None)
                 self._emit(self.scheduler.fail(StepNumber(step), reason))
                 self._start_steps()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from meshinfer.engine.sampling import choose
 from meshinfer.engine.step import Rows, Stage, Step, Tokens
+from meshinfer.errors import StepError
 from meshinfer.ring.convert import engine_sampling, stage_entries
 from meshinfer.types import SequenceId
 from meshinfer.wire.codec import Codec
@@ -53,8 +53,11 @@ class StageWork:
             return self._empty(step)
         hidden = decode_all(step, job.payload) if job.tokens is None else ()
         entries = stage_entries(step.entries, self._factor)
+        asked = Step(entries, tokens=job.tokens, hidden=hidden)
+        if job.tokens is None and (not hidden or any(len(rows) != asked.total for rows in hidden)):
+            raise StepError(f"a step of {asked.total} positions with tensors of {[len(rows) for rows in hidden]} rows")
         decoded = time.perf_counter()
-        outputs = self._stage.forward(Step(entries, tokens=job.tokens, hidden=hidden))
+        outputs = self._stage.forward(asked)
         inferred = time.perf_counter()
         if len(entries) == 1 and entries[0].count == 1:
             self.token_times.append(inferred - decoded)
@@ -65,11 +68,6 @@ class StageWork:
         headers, payloads = encode_all(outputs, self._codec)
         spent = Spent(waiting, decoded - began + time.perf_counter() - inferred, inferred - decoded)
         return msgspec.structs.replace(step, tensors=headers, spent=(*step.spent, spent)), payloads
-
-    def release_all(self, sequences: Sequence[int]) -> None:
-        """Forget sequences."""
-        for sequence in sequences:
-            self._stage.release(SequenceId(sequence))
 
     def _empty(self, step: RingStep) -> Output:
         if self._tail:

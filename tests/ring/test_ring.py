@@ -256,6 +256,29 @@ def test_frames_that_make_no_sense_fail_their_step_alone() -> None:
     run(story())
 
 
+def test_what_a_node_sends_that_is_not_its_own_to_send_is_ignored() -> None:
+    async def story() -> None:
+        async with Ring(3) as ring:
+            strangers = NodeId("laptop"), NodeId("pc-0"), NodeId("pc-1"), NodeId("pc-2")
+            origin = Origin(ring, "laptop")
+            origin.submit(1, [5], Sampling(), 4)
+            for number in range(1, 20):
+                for sender in strangers:
+                    step = RingStep(epoch=EPOCH, step=number, entries=(), released=(1,))
+                    for node, runner in ring.network.runners.items():
+                        if (sender, node) not in (("pc-0", "pc-1"), ("pc-1", "pc-2")):
+                            runner.received(sender, step, memoryview(b""))
+                    if sender != "pc-2":
+                        ring.head.received(sender, Drawn(epoch=EPOCH, step=number, tokens=((1, 1),)), memoryview(b""))
+                failed = StepFailed(epoch=EPOCH, step=number, reason="")
+                ring.head.received(NodeId("laptop"), failed, memoryview(b""))
+                await asyncio.sleep(0)
+            await origin.all_of({1})
+            assert origin.retries == 0 and origin.answers[1] == reference(3, [5], Sampling(), 4, EOS)
+
+    run(story())
+
+
 def test_the_time_of_steps_is_accounted_for() -> None:
     async def story() -> None:
         async with Ring(3) as ring:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from meshinfer.engine.sampling import Sampling, choose
 from meshinfer.errors import InputError, StepError
@@ -64,6 +65,18 @@ def test_bytes_that_are_not_the_tensors_are_no_step() -> None:
     for wrong in (b"", data[:-4], data + b"0000"):
         with pytest.raises(FrameError):
             tail.run(Job(hidden, 0.0, payload=memoryview(wrong)))
+
+
+def test_tensors_that_are_not_those_of_the_entries_are_no_step() -> None:
+    _, head = work(0, 2)
+    _, tail = work(1, 2)
+    hidden, payloads = head.run(Job(STEP, 0.0, tokens=TOKENS))
+    assert isinstance(hidden, RingStep)
+    more = replace(hidden, entries=(*hidden.entries, WireEntry(3, 0, 5, (), (2, 3))))
+    with pytest.raises(StepError, match="9 positions"):
+        tail.run(Job(more, 0.0, payload=memoryview(b"".join(payloads))))
+    with pytest.raises(StepError):
+        tail.run(Job(replace(hidden, tensors=()), 0.0))
 
 
 def test_a_chunk_that_came_without_the_one_before_is_refused() -> None:
