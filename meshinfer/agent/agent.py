@@ -105,7 +105,7 @@ class Agent(Handler):
         self.negotiation = Negotiation(me.id)
         self.origin = Origin(me.id, self.post, self.readiness, self.name_of)
         self.exchange = Exchange(self.models, self.post, self.post_bulk, self.busy, self._others)
-        self.stages = Stages(store, capacity, self.exchange.fetch, self._say, self._stop_ring)
+        self.stages = Stages(store, capacity, self.exchange.fetch, self._say, self._stop_serving)
         self.runner: RingRunner | None = None
         self.reporter = Reporter(me.name, capacity, self.models, self.exchange)
         self.on_twin: Callable[[Peer], None] = lambda _: None
@@ -366,6 +366,11 @@ class Agent(Handler):
             self._to_ring(sender, message, payload)
         if runner.scheduler is not None:
             await self._probe(runner)
+
+    async def _stop_serving(self) -> None:
+        """`_stop_ring`, also where the ring of this moment is only just beginning."""
+        async with self._swapping:
+            await self._stop_ring()
 
     async def _stop_ring(self) -> None:
         """Run no ring until the next plan holds; requests wait for that."""

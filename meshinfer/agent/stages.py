@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,7 @@ from meshinfer.engine.calibrate import undisturbed
 from meshinfer.engine.selfcheck import self_check
 from meshinfer.engine.stage import StageOptions, open_stage
 from meshinfer.engine.step import Entry, Stage, Step
-from meshinfer.errors import KvBudgetError, MeshinferError
+from meshinfer.errors import KvBudgetError
 from meshinfer.negotiation.plan import demand_of
 from meshinfer.planning.cost import StagePlan
 from meshinfer.planning.plan import Plan, Pool
@@ -95,9 +94,14 @@ class Stages:
             await self.close()
         self._say("compiling")
         began = time.monotonic()
-        await self._abandoned()
+        if self._opening is not None:  # a thread that compiles cannot be stopped, and two would need twice the memory
+            await asyncio.wait([self._opening])
         self._opening = asyncio.ensure_future(asyncio.to_thread(self._open, manifest, part, options))
-        stage = await asyncio.shield(self._opening)
+        try:
+            stage = await asyncio.shield(self._opening)
+        except asyncio.CancelledError:
+            self._opening.add_done_callback(_close)
+            raise
         self._opening = None
         opened = OpenStage(key, stage, size)
         self._prepared = plan.epoch, opened
@@ -120,14 +124,6 @@ class Stages:
             if opened is not self.serving:
                 await asyncio.to_thread(opened.stage.close)
 
-    async def _abandoned(self) -> None:
-        """Wait for a stage that nobody wants any more: a thread that compiles cannot be stopped."""
-        opening, self._opening = self._opening, None
-        if opening is not None:
-            with suppress(MeshinferError):
-                stage = await opening
-                await asyncio.to_thread(stage.close)
-
     async def close(self) -> None:
         """Let go of everything."""
         await self.drop()
@@ -147,6 +143,12 @@ class Stages:
             stage.close()
             raise
         return stage
+
+
+def _close(opening: asyncio.Future[Stage]) -> None:
+    """Let go of a stage that nobody wants any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def warm_up(stage: Stage, manifest: Manifest, part: StagePlan) -> float:

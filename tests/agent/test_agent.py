@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,11 @@ def agent_in(home: Path) -> Agent:
     return Agent(settings, Store(Folders(home)), Capacity(settings), Peer(ME, "here", 1, ()))
 
 
+def plan_of(epoch: int, stop: int) -> Plan:
+    choice = Choice("m", manifest().fingerprint(), "fast", 128, 1, 1, ME)
+    return Plan(epoch, ME, choice, "stateful", "f16", (RingPlan((StagePlan(ME, 0, stop),)),))
+
+
 def test_a_model_that_a_command_added_while_the_agent_ran_is_found(tmp_path: Path) -> None:
     agent = agent_in(tmp_path)
     agent.models.look_for_models()
@@ -45,8 +51,7 @@ def test_a_stage_whose_preparation_fails_in_a_way_nobody_foresaw_is_refused(
 ) -> None:
     agent = agent_in(tmp_path)
     agent.models.know(manifest(), manifest().fingerprint())
-    choice = Choice("m", manifest().fingerprint(), "fast", 128, 1, 1, ME)
-    plan = Plan(1, ME, choice, "stateful", "f16", (RingPlan((StagePlan(ME, 0, 6),)),))
+    plan = plan_of(1, 6)
     told: list[Event] = []
 
     async def broken(*_: object) -> None:
@@ -83,3 +88,45 @@ def test_a_model_is_had_as_soon_as_what_was_in_its_way_is_gone(tmp_path: Path, m
     monkeypatch.setattr(agent, "_handle", told.append)
     asyncio.run(agent._adopt(choice))
     assert tries == 3 and ManifestKnown(choice.fingerprint) in told
+
+
+def test_stages_are_compiled_one_after_the_other_and_those_nobody_wants_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = agent_in(tmp_path)
+    plans = [plan_of(epoch, stop) for epoch, stop in ((1, 4), (2, 5))]
+    compiling, most, closed = 0, 0, 0
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Compiled:
+        kv_blocks, block_tokens = 4, 16
+
+        def close(self) -> None:
+            nonlocal closed
+            closed += 1
+
+    def compiled(*_: object) -> Compiled:
+        nonlocal compiling, most
+        compiling += 1
+        most = max(most, compiling)
+        begun.set()
+        go_on.wait(10.0)
+        compiling -= 1
+        return Compiled()
+
+    async def nothing(_: object) -> None:
+        return None
+
+    async def story() -> None:
+        monkeypatch.setattr(agent.stages, "_fetch", nothing)
+        monkeypatch.setattr(agent.stages, "_open", compiled)
+        first, second = (asyncio.create_task(agent.stages.prepare(p, p.ring.stages[0], manifest())) for p in plans)
+        await asyncio.to_thread(begun.wait, 10.0)
+        first.cancel()
+        await asyncio.sleep(0.02)
+        assert not second.done()
+        go_on.set()
+        assert (await second).blocks == 4 and first.cancelled()
+
+    asyncio.run(story())
+    assert (most, closed) == (1, 1)
