@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, NewType, cast, get_args
+from typing import Annotated, Literal, NewType, cast, get_args
+
+import msgspec
 
 Sha256 = NewType("Sha256", str)
 """A file's SHA-256 as 64 lower-case hex digits; the name of a file in the store."""
+
+Digest = Annotated[Sha256, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+"""A SHA-256 that is checked to be one where it is read."""
 
 NodeId = NewType("NodeId", str)
 """A node, by the hash of its public key; the smallest one in a mesh leads."""

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
 
 from meshinfer.planning.cost import StagePlan
-from meshinfer.types import KvBackend, NodeId, Precision, Sha256
+from meshinfer.types import Digest, KvBackend, NodeId, Precision
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +19,11 @@ class Choice:
     """The model that the mesh serves, and for how much. The greater `counter` wins, then the smaller node."""
 
     name: str
-    fingerprint: Sha256
+    fingerprint: Digest
     precision: Precision
-    context_tokens: int
-    sequences: int
-    counter: int
+    context_tokens: Positive
+    sequences: Positive
+    counter: Count
     node: NodeId
 
     def wins_over(self, other: Choice | None) -> bool:
@@ -29,7 +35,7 @@ class Choice:
 class RingPlan:
     """The stages of one ring in order, and what it is predicted to do: tokens/s of one user and of all."""
 
-    stages: tuple[StagePlan, ...]
+    stages: Annotated[tuple[StagePlan, ...], msgspec.Meta(min_length=1)]
     tokens_per_s: float = 0.0
     tokens_per_s_together: float = 0.0
 
@@ -55,12 +61,12 @@ class RingPlan:
 class Plan:
     """What nodes negotiate. `epoch` numbers plans and is in every frame; `reasons` says of each node what it does."""
 
-    epoch: int
+    epoch: Count
     leader: NodeId
     choice: Choice
     kv: KvBackend
     codec: str
-    rings: tuple[RingPlan, ...]
+    rings: Annotated[tuple[RingPlan, ...], msgspec.Meta(min_length=1)]
     reasons: dict[NodeId, str] = field(default_factory=dict)
 
     @property
@@ -82,5 +88,5 @@ class Plan:
 class Pool:
     """The KV cache that all stages of a ring have: logical blocks, the same on each."""
 
-    blocks: int
-    block_tokens: int
+    blocks: Count
+    block_tokens: Positive

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from meshinfer.errors import RangeError, SourceError
-from meshinfer.types import KvBackend, Sha256
+from meshinfer.types import Digest, KvBackend, Sha256
 
 FORMAT_VERSION = 1
 
@@ -30,7 +30,7 @@ class FileRef:
     """One file of a model: what it is called there, and which bytes it must have."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-    sha256: Annotated[Sha256, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Digest
     size_bytes: Count
 
 

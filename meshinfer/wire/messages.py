@@ -11,7 +11,7 @@ import msgspec
 
 from meshinfer.membership.events import Peer
 from meshinfer.planning.plan import Choice, Plan, Pool
-from meshinfer.types import NodeId, Sha256
+from meshinfer.types import Digest, NodeId
 from meshinfer.wire.codec import TensorHeader
 
 PROTOCOL = 1
@@ -19,10 +19,10 @@ PROTOCOL = 1
 
 MAX_PEERS = 1024
 MAX_RANGE_BYTES = 1 << 20
-Digest = Annotated[Sha256, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 Short = Annotated[str, msgspec.Meta(max_length=500)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+Rate = Annotated[float, msgspec.Meta(ge=0, lt=1e18)]
 Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -79,7 +79,7 @@ class LinkReport(msgspec.Struct, frozen=True, array_like=True):
 
     peer: NodeId
     rtt_s: Seconds
-    goodput_bytes_s: Seconds
+    goodput_bytes_s: Rate
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="report"):
@@ -94,7 +94,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     device: Short
     device_name: Short
     threads: Count
-    probe_bytes_s: Seconds
+    probe_bytes_s: Rate
     fingerprint: str = ""
     layer_s: Seconds = 0.0
     head_s: Seconds = 0.0

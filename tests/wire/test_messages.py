@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any, get_args
 
 import cbor2
@@ -19,6 +20,7 @@ from meshinfer.wire.codec import CODECS, TensorHeader
 from meshinfer.wire.frames import FrameError, pack, unpack
 from meshinfer.wire.messages import (
     AnyMessage,
+    Commit,
     LinkReport,
     RingStep,
     Spent,
@@ -31,7 +33,7 @@ KINDS: tuple[Any, ...] = get_args(AnyMessage)
 
 counts = st.integers(0, 1 << 53)
 words = st.integers(0, (1 << 63) - 1)
-seconds = st.floats(0, allow_nan=False, allow_infinity=False)
+seconds = st.floats(0, 1e8)
 floats = st.floats(allow_nan=False)
 short = st.text(st.characters(exclude_categories=["Cs"]), max_size=100)
 digests = st.text("0123456789abcdef", min_size=64, max_size=64).map(Sha256)
@@ -223,6 +225,24 @@ def test_sizes_are_checked_before_they_are_believed() -> None:
         header = cbor2.dumps(fields)
         with pytest.raises(FrameError):
             unpack(len(header).to_bytes(4, "little") + header, Want)
+
+
+def test_a_plan_that_no_node_could_serve_is_no_message() -> None:
+    choice = Choice("m", Sha256("0" * 64), "fast", 128, 1, 1, NodeId("a"))
+    ring = RingPlan((StagePlan(NodeId("a"), 0, 3),))
+    plan, pool = Plan(1, NodeId("a"), choice, "paged", "f16", (ring,)), Pool(1, 16)
+    assert unpack(pack(Commit(plan=plan, pool=pool)), AnyMessage)[0].plan == plan
+    wrong_plans = (
+        replace(plan, rings=()),
+        replace(plan, rings=(RingPlan(()),)),
+        replace(plan, epoch=1 << 60),
+        replace(plan, choice=replace(choice, fingerprint=Sha256("../x"))),
+        replace(plan, choice=replace(choice, sequences=0)),
+    )
+    wrong = [Commit(plan=w, pool=pool) for w in wrong_plans] + [Commit(plan=plan, pool=Pool(1, 0))]
+    for message in wrong:
+        with pytest.raises(FrameError):
+            unpack(pack(message), AnyMessage)
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
