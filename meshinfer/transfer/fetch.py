@@ -116,7 +116,7 @@ class Fetch:
                         good = await asyncio.to_thread(self._check, self._refs[sha256])
                         self._do(self._transfer.checked(sha256, good, time.monotonic()))
                     case Restart(sha256):
-                        self._store.part_path(self._refs[sha256]).unlink(missing_ok=True)
+                        await asyncio.to_thread(self._restart, self._refs[sha256])
                     case (sha256, offset, data):
                         await asyncio.to_thread(_write_at, self._store.part_path(self._refs[sha256]), offset, data)
                         self._do(self._transfer.wrote(sha256, offset + len(data), time.monotonic()))
@@ -131,6 +131,11 @@ class Fetch:
             log.warning("%s", error)
             return False
         return True
+
+    def _restart(self, ref: FileRef) -> None:
+        part = self._store.part_path(ref)
+        with disk.converted(part.parent):
+            part.unlink(missing_ok=True)
 
     async def _tick(self) -> None:
         while True:

@@ -15,6 +15,8 @@ RANGE_BYTES = 256 << 10
 WINDOW = 4
 """Ranges asked of one source at once."""
 BUSY_RANGE_BYTES = 64 << 10
+MAX_UNWRITTEN_BYTES = 32 << 20
+"""Bytes that may have come and not be on the disk yet: no more are asked for where the network is faster."""
 STALLED_S = 15.0
 """How long a source may take for a range."""
 PATIENCE_S = 5.0
@@ -218,6 +220,8 @@ class Transfer:
         if not self._files:
             self._finished = True
             return [Done()]
+        if sum(file.came - file.written for file in self._files.values()) > MAX_UNWRITTEN_BYTES:
+            return []  # `wrote` goes on
         done: list[Instruction] = []
         for file in self._files.values():
             if file.asked < file.wanted.size_bytes:

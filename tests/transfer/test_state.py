@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from meshinfer.transfer.state import (
     BUSY_RANGE_BYTES,
+    MAX_UNWRITTEN_BYTES,
     PATIENCE_S,
     RANGE_BYTES,
     STALLED_S,
@@ -249,6 +250,21 @@ def test_bytes_of_an_earlier_run_are_nobodys_fault() -> None:
     world = World({X: 500_000}, {A: Source({X})}, have={X: 300_000}, spoilt={X})
     world.run()
     assert world.result == "" and not world.transfer.bad and world.restarts == 1
+
+
+def test_no_more_is_asked_for_than_the_disk_keeps_up_with() -> None:
+    size = 4 * MAX_UNWRITTEN_BYTES
+    transfer = Transfer([Wanted(X, size)])
+    asks = deque(i for i in [*transfer.sources({A: None}, 0.0), *transfer.begin(0.0)] if isinstance(i, Ask))
+    came = 0
+    while asks:
+        ask = asks.popleft()
+        came += ask.size
+        _, more = transfer.came(ask.number, ask.size, False, 0.0)
+        asks.extend(i for i in more if isinstance(i, Ask))
+    assert MAX_UNWRITTEN_BYTES < came <= MAX_UNWRITTEN_BYTES + (WINDOW + 1) * RANGE_BYTES
+    assert transfer.tick(2 * STALLED_S) == [] and transfer.tick(4 * STALLED_S) == []
+    assert any(isinstance(i, Ask) for i in transfer.wrote(X, came, 5 * STALLED_S))
 
 
 def test_what_is_there_already_is_only_checked() -> None:
