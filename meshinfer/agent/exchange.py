@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,6 +19,8 @@ from meshinfer.wire.messages import ManifestIs, Range, Report, Want, WantManifes
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 1.0
+MAX_TASKS = 64
+"""Manifests that are read or written at once; who gets no answer asks again."""
 
 FileMessage = Want | Range | WantManifest | ManifestIs
 
@@ -47,7 +49,7 @@ class Exchange:
         self._fetching = asyncio.Lock()
         self._fetched_bytes = 0
         self._manifests: dict[str, asyncio.Future[Manifest]] = {}
-        self._replies: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.done, self.total = 0, 0
         """Bytes of the files that are being fetched; both 0 where none are."""
 
@@ -65,20 +67,16 @@ class Exchange:
         await self._giver.run()
 
     def received(self, sender: NodeId, message: FileMessage, payload: memoryview) -> None:
-        """Answer, or take what was asked for. Raises SourceError for a manifest that is not what it should be."""
+        """Answer, or take what was asked for."""
         match message:
             case Want():
                 self._giver.asked(sender, message)
             case Range() if self._fetch is not None:
                 self._fetch.received(message, payload)
-            case WantManifest():
-                task = asyncio.create_task(self._give_manifest(sender, message), name="give a manifest")
-                self._replies.add(task)
-                task.add_done_callback(self._replies.discard)
-            case ManifestIs(fingerprint=fingerprint):
-                future = self._manifests.get(fingerprint)
-                if future is not None and not future.done() and (found := self._models.accept(message)) is not None:
-                    future.set_result(found)
+            case WantManifest() if len(self._tasks) < MAX_TASKS:
+                self._spawn(self._give_manifest(sender, message), "give a manifest")
+            case ManifestIs(fingerprint=fingerprint) if fingerprint in self._manifests and len(self._tasks) < MAX_TASKS:
+                self._spawn(self._take_manifest(message), "take a manifest")
 
     async def manifest(self, fingerprint: Sha256) -> Manifest:
         """The manifest of a model, from here or from any node that has it, however long that takes."""
@@ -112,6 +110,24 @@ class Exchange:
         manifest = await asyncio.to_thread(self._models.local, message.fingerprint)
         text = manifest.to_json().encode() if manifest else b""
         self._post(node, ManifestIs(fingerprint=message.fingerprint, text=text))
+
+    async def _take_manifest(self, message: ManifestIs) -> None:
+        found = await asyncio.to_thread(self._models.accept, message)
+        future = self._manifests.get(message.fingerprint)
+        if found is not None and future is not None and not future.done():
+            future.set_result(found)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Do what touches the disk beside the event loop."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.warning("cannot %s: %s", what, error)
+
+        task = asyncio.create_task(work, name=what)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
 
     def _holders(self) -> Mapping[NodeId, frozenset[Sha256]]:
         """Which files of the chosen model the other nodes have."""

@@ -103,7 +103,7 @@ class Models:
         return None
 
     def accept(self, message: ManifestIs) -> Manifest | None:
-        """A manifest from another node, if it is the one that was asked for."""
+        """A manifest from another node, if it has it. Raises SourceError for another one, NoSpaceError, InputError."""
         if not message.text:
             return None
         manifest = from_json(message.text)
