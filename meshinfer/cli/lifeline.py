@@ -1,4 +1,4 @@
-"""A process that ends when the one that started it does, however that ended: its stdin is a pipe that then closes."""
+"""How the process of an agent ends: also with the one that started it, whose pipe is its stdin, and not too late."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ def end_with_stdin() -> None:
     """From now on the end of stdin is a Ctrl-C, which a shell may have told its background jobs to ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_watch, name="lifeline", daemon=True).start()
+
+
+def end_within(seconds: float) -> None:
+    """End this process even if a thread is still at work then: a download or a compilation cannot be stopped."""
+
+    def end() -> None:
+        threading.Event().wait(seconds)
+        os._exit(0)
+
+    threading.Thread(target=end, name="end", daemon=True).start()
 
 
 def _watch() -> None:
