@@ -253,13 +253,18 @@ class Agent(Handler):
     def _to_ring(self, sender: NodeId, message: Any, payload: memoryview) -> None:
         if self.runner is not None and self.runner.epoch == message.epoch:
             self.runner.received(sender, message, payload)
-        elif message.epoch > (self.runner.epoch if self.runner else 0) and len(self._early) < MAX_EARLY:
+        elif self._is_coming(message.epoch) and len(self._early) < MAX_EARLY:
             self._early.append((sender, message, payload))
         elif isinstance(message, Submit):
             reason = "the ring has changed"
             self.post(
                 sender, Emit(epoch=message.epoch, number=message.number, finish="failed", reason=reason, retry=True)
             )
+
+    def _is_coming(self, epoch: int) -> bool:
+        """Whether the ring of an epoch may begin here any moment."""
+        known = {plan.epoch for plan in (self.negotiation.preparing, self.negotiation.committed) if plan is not None}
+        return epoch in known and epoch > (self.runner.epoch if self.runner else 0)
 
     # --- negotiation --------------------------------------------------------------------------------------------
 

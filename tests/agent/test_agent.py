@@ -19,7 +19,8 @@ from meshinfer.planning.plan import Choice, Plan, RingPlan
 from meshinfer.settings import Settings
 from meshinfer.shards.manifest import Manifest
 from meshinfer.shards.store import Store
-from meshinfer.types import Sha256
+from meshinfer.types import NodeId, Sha256
+from meshinfer.wire.messages import Emit, Submit
 from tests.agent.test_capacity import ME, manifest
 
 
@@ -130,3 +131,16 @@ def test_stages_are_compiled_one_after_the_other_and_those_nobody_wants_are_clos
 
     asyncio.run(story())
     assert (most, closed) == (1, 1)
+
+
+def test_what_comes_for_a_ring_that_nobody_proposed_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, answers = agent_in(tmp_path), list[object]()
+    monkeypatch.setattr(agent, "post", lambda node, message, payloads=(): answers.append(message) or True)
+    submit = Submit(epoch=7, number=1, tokens=b"", sampling=None, max_tokens=1)
+    agent.received(NodeId("pc-2"), submit, memoryview(b""))
+    assert agent._early == [] and isinstance(answers[0], Emit) and answers[0].retry
+    agent.negotiation.committed = plan_of(7, 6)
+    agent.received(NodeId("pc-2"), submit, memoryview(b""))
+    assert len(agent._early) == 1 and len(answers) == 1
