@@ -24,7 +24,7 @@ SERVICE = "_meshinfer._tcp.local."
 RETRY_S = 10.0
 CLOSE_S = 2.0
 _RESOLVE_MS, _RESOLVE_ATTEMPTS = 3000, 5
-_MOST_NAMES = 1024
+_MOST_NAMES, _MOST_MESHES = 1024, 64
 _TTL_S = 1200
 """How long others remember a node that went without a word; their resolvers take nothing much shorter."""
 _DUAL_STACK = sys.platform in ("linux", "win32")
@@ -197,9 +197,13 @@ class Mdns:
             self._forget(name)
         elif advert.mesh != self._advert.mesh:
             self._forget(name)
+            if advert.mesh not in self._strangers and len(self._strangers) >= _MOST_MESHES:
+                return  # whoever is on this network may say so
             if advert.mesh not in self._strangers:
                 log.warning("another mesh (fingerprint %s) is on this network: join it with --join", advert.mesh)
-            self._strangers.setdefault(advert.mesh, set()).add(name)
+            names = self._strangers.setdefault(advert.mesh, set())
+            if len(names) < _MOST_NAMES:
+                names.add(name)
         elif self._seen.get(name) != (found := replace(advert, addresses=ranked)):
             self._seen[name] = found
             self._on_found(found)
