@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from meshinfer.errors import InputError
+from meshinfer.settings import DEFAULT_PORT
 
 log = logging.getLogger(__name__)
 
-DEFAULT_PORT = 7420
 _TRIED = 40
 HANDSHAKE_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
