@@ -116,7 +116,7 @@ class Agent(Handler):
         self._report: Report | None = None
         self._ready = 0
         self._closing = False
-        self._swapping = asyncio.Lock()
+        self._swapping, self._measured = asyncio.Lock(), asyncio.Event()
         self._early: list[tuple[NodeId, Any, memoryview]] = []
         """What came for a ring that does not run here yet: others learned a moment sooner that its plan holds."""
 
@@ -142,7 +142,12 @@ class Agent(Handler):
 
     async def _measure(self) -> None:
         await asyncio.to_thread(self.models.look_for_models)
-        await asyncio.to_thread(self.capacity.measure, self.models.store.folders)
+        try:
+            await asyncio.to_thread(self.capacity.measure, self.models.store.folders)
+        except MeshinferError as error:
+            self.reporter.trouble = str(error)
+            log.error("cannot measure this machine: %s", error)
+        self._measured.set()
         self.negotiation.remember(self.models.last_plan())
         remembered = self.models.remembered()
         self.reporter.say("idle")
@@ -409,6 +414,7 @@ class Agent(Handler):
         manifest = await _had("the manifest", choice, lambda: self.exchange.manifest(choice.fingerprint))
         self.models.know(manifest, choice.fingerprint)
         self._say("measuring")
+        await self._measured.wait()  # a node that says nothing of its speed would count as slow
         kv = manifest.kv_backends[0] if manifest.kv_backends else "stateful"
         await asyncio.to_thread(self.capacity.calibrate, self.models.store, manifest, kv, choice.precision)
         self._say("idle")

@@ -87,6 +87,7 @@ def test_a_model_is_had_as_soon_as_what_was_in_its_way_is_gone(tmp_path: Path, m
     monkeypatch.setattr(agent.exchange, "manifest", full_at_first)
     monkeypatch.setattr(agent.models, "serve", served)
     monkeypatch.setattr(agent, "_handle", told.append)
+    agent._measured.set()
     asyncio.run(agent._adopt(choice))
     assert tries == 3 and ManifestKnown(choice.fingerprint) in told
 
