@@ -6,9 +6,10 @@ before it is believed: sizes before anything is allocated, the header against it
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 import cbor2
 import msgspec
@@ -56,10 +57,18 @@ def unpack(data: bytes, kinds: Any) -> tuple[Any, memoryview]:
         raise FrameError(f"a frame of {len(data)} bytes cannot have a header of {size}")
     view = memoryview(data)
     try:
-        message = msgspec.convert(cbor2.loads(view[_LENGTH.size : end].tobytes()), kinds)
+        header = cbor2.loads(view[_LENGTH.size : end].tobytes())
+        kind = _by_tag(kinds).get(header.get("type")) if isinstance(header, dict) else None
+        message = msgspec.convert(header, kinds if kind is None else kind)
     except (cbor2.CBORDecodeError, msgspec.ValidationError, RecursionError, ValueError, OverflowError) as error:
         raise FrameError(f"a frame's header cannot be read: {error}") from error
     return message, view[end:]
+
+
+@functools.cache
+def _by_tag(kinds: Any) -> dict[Any, type[msgspec.Struct]]:
+    """The message types of a union by their tags: converting to one type is several times faster than to a union."""
+    return {kind.__struct_config__.tag: kind for kind in get_args(kinds) or (kinds,)}
 
 
 def encode_all(tensors: Sequence[Rows], codec: Codec) -> tuple[tuple[TensorHeader, ...], tuple[bytes, ...]]:
