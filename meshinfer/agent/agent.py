@@ -79,6 +79,8 @@ T = TypeVar("T")
 
 TICK_S = 0.25
 LATE_S = 0.8
+VITAL = frozenset({"agent tick", "links tick", "give shards"})
+"""Tasks without which the process had better end, and say so."""
 REPORT_EVERY_S = 0.5
 """Reports that changed are sent at most so often."""
 BUSY_S = 1.0
@@ -109,6 +111,7 @@ class Agent(Handler):
         self.runner: RingRunner | None = None
         self.reporter = Reporter(me.name, capacity, self.models, self.exchange)
         self.on_twin: Callable[[Peer], None] = lambda _: None
+        self.on_failure: Callable[[BaseException], None] = lambda _: None
         self._names: dict[NodeId, str] = {me.id: me.name}
         self._tasks: set[asyncio.Task[None]] = set()
         self._preparing: asyncio.Task[None] | None = None
@@ -204,7 +207,7 @@ class Agent(Handler):
     def link_lost(self, node: NodeId) -> None:
         """See `Handler`: what was under way on that link is lost, even where there is a new one at once."""
         runner = self.runner
-        if runner is not None and {node, self.me.id} <= runner.plan.nodes:
+        if runner is not None and node in runner.plan.ring.neighbours(self.me.id):
             self._handle(RingBroken(runner.epoch, f"the link between {self.me.name} and {self.name_of(node)} broke"))
 
     def link_opened(self, link: Link) -> None:
@@ -226,7 +229,7 @@ class Agent(Handler):
         elif isinstance(message, _OF_THE_RING):
             self._to_ring(sender, message, payload)
         elif isinstance(message, Emit):
-            self.origin.received(message)
+            self.origin.received(sender, message)
         elif isinstance(message, FileMessage):
             self.exchange.received(sender, message, payload)
 
@@ -391,7 +394,7 @@ class Agent(Handler):
 
     async def _probe(self, runner: RingRunner) -> None:
         """Ready is a ring that gave a token."""
-        while self.runner is runner:
+        while self.runner is runner and self._ready != runner.epoch:
             try:
                 await self.origin.probe(0)
             except (MeshinferError, TimeoutError) as error:
@@ -476,6 +479,9 @@ class Agent(Handler):
         part, manifest, token_s = runner.plan.stage_of(self.me.id), self.models.manifest, runner.take_token_s()
         if token_s and part and manifest and self.capacity.adapt(token_s, manifest, part):
             log.info("a token takes %.1f ms in shards %d to %d", token_s * 1e3, part.start, part.stop - 1)
+        if runner.gave_tokens and self._ready != runner.epoch:
+            self._ready = runner.epoch  # it works for others, while the probe waits in line
+            self._refresh()
         if runner.failures >= MAX_FAILURES:
             runner.failures = 0
             self._handle(RingBroken(runner.epoch, f"the stage of {self.me.name} fails", stage=True))
@@ -491,7 +497,13 @@ class Agent(Handler):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed: %r", task.get_name(), error, exc_info=error)
+            self.task_failed(task.get_name(), error)
+
+    def task_failed(self, name: str, error: BaseException) -> None:
+        """See `Handler`: without its vital tasks an agent is not one."""
+        log.error("%s failed: %r", name, error, exc_info=error)
+        if name in VITAL:
+            self.on_failure(error)
 
 
 async def _had(what: str, choice: Choice, get: Callable[[], Awaitable[T]]) -> T:

@@ -107,6 +107,8 @@ class Origin:
     ) -> None:
         self._me, self._post, self._readiness, self._name_of = me, post, readiness, name_of
         self._requests: dict[int, _Request] = {}
+        self._held = 0
+        """Requests that wait for the ring to be changed."""
         self._numbers = itertools.count(1)
         self._plan: Plan | None = None
         self.model: ServedModel | None = None
@@ -134,14 +136,18 @@ class Origin:
 
     @asynccontextmanager
     async def _answer(self, job: Job) -> AsyncIterator[Answer]:
-        state = await self._ready_soon()
+        if len(self._requests) + self._held >= MAX_OPEN:
+            raise BusyError(f"{MAX_OPEN} requests are open at this node already", 5)
+        self._held += 1
+        try:
+            state = await self._ready_soon()
+        finally:
+            self._held -= 1
         served = self.model
         if served is not None and job.model is not None and job.model != served.choice.name:
             raise UnknownModelError(f"the mesh serves '{served.choice.name}', not '{job.model}'")
         if served is None or self._plan is None or not state.ready:
             raise NotReadyError(f"the mesh is not ready: {state.stage}", state.retry_after_s)
-        if len(self._requests) >= MAX_OPEN:
-            raise BusyError(f"{MAX_OPEN} requests are open at this node already", 5)
         prompt = await asyncio.to_thread(served.encode, job)
         room = answer_room(len(prompt), served.context_tokens, job.max_tokens or served.context_tokens)
         sampling, model = wire_sampling(job.sampling), served.choice.fingerprint
@@ -185,10 +191,11 @@ class Origin:
         for request in list(self._requests.values()):
             self._submit(request)
 
-    def received(self, message: Emit) -> None:
-        """Tokens for a request, from the head it was submitted to last."""
+    def received(self, sender: NodeId, message: Emit) -> None:
+        """Tokens for a request, from the head it was submitted to last; others have nothing to say."""
         request = self._requests.get(message.number)
-        if request is None or message.epoch != request.epoch:
+        head = self._plan.ring.head if self._plan is not None else None
+        if request is None or message.epoch != request.epoch or sender != head:
             return
         if message.finish == "failed":
             self._failed(request, message)
@@ -286,6 +293,8 @@ class _RingAnswer:
                 async with asyncio.timeout(LOST_AFTER_S):
                     tokens, end = await self._request.news.get()
             except TimeoutError:
+                if self._origin.readiness().ready:  # others were first: it waits in line
+                    continue
                 raise RequestLostError(f"no token came for {LOST_AFTER_S:.0f} s: the mesh has no ring") from None
             if isinstance(end, MeshinferError):
                 raise end

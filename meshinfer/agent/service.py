@@ -24,6 +24,7 @@ from meshinfer.discovery.addresses import choose
 from meshinfer.discovery.interfaces import read_interfaces
 from meshinfer.discovery.mdns import Mdns
 from meshinfer.discovery.records import Advert
+from meshinfer.errors import MeshinferError
 from meshinfer.links.links import Links
 from meshinfer.links.listen import Listener
 from meshinfer.membership.events import Address, AdvertWithdrawn, Peer
@@ -75,7 +76,13 @@ async def _run_once(
         twins.append(twin)
         stop.set()
 
-    agent.on_twin = twin_found
+    broken: list[BaseException] = []
+
+    def failed(error: BaseException) -> None:
+        broken.append(error)
+        stop.set()
+
+    agent.on_twin, agent.on_failure = twin_found, failed
     about: dict[str, Any] = {
         "version": __version__,
         "mesh": identity.mesh_fingerprint,
@@ -92,15 +99,14 @@ async def _run_once(
     token = new_token()
     async with AsyncExitStack() as closing:
         guard = Guard(api_key=settings.api_key, token=token)
-        api = await serve(
-            agent.origin, settings.api_host, settings.api_port, guard, admin_routes(agent, status, stop.set)
-        )
+        routes = admin_routes(agent, status, stop.set)
+        api = await serve(agent.origin, settings.api_host, settings.api_port, guard, routes)
+        # In this order, last first: answers that run may end, the others hear of it, then what works is closed.
+        closing.push_async_callback(agent.close)
+        links = await _linked(closing, agent, identity, listener, settings)
         closing.push_async_callback(api.close)
         about["api"] = api_url(settings.api_host, api.port)
-        links = await _open_links(agent, identity, listener, settings)
-        closing.push_async_callback(links.close, "the node stops")
         await agent.start(links)
-        closing.push_async_callback(agent.close)
         for peer in settings.peers:
             links.hint([Address(*host_port(peer, DEFAULT_PORT))])
         write_runtime(folders, Runtime(own_pid(), about["api"], listener.port, settings.name, token, settings.api_key))
@@ -113,12 +119,16 @@ async def _run_once(
             closing.push_async_callback(_cancelled, showing)
         await stop.wait()
         log.info("stopping")
+    if broken:
+        raise MeshinferError(f"the agent cannot go on: {broken[0]!r} (a fault of meshinfer; the log shows where)")
     if twins:
         stop.clear()
     return bool(twins)
 
 
-async def _open_links(agent: Agent, identity: Identity, listener: Listener, settings: Settings) -> Links:
+async def _linked(
+    closing: AsyncExitStack, agent: Agent, identity: Identity, listener: Listener, settings: Settings
+) -> Links:
     hello = Hello(
         protocol=PROTOCOL,
         peer=agent.me,
@@ -127,6 +137,7 @@ async def _open_links(agent: Agent, identity: Identity, listener: Listener, sett
         codecs=CODECS,
     )
     links = Links(hello, tls_contexts(identity), agent)
+    closing.push_async_callback(links.close, "the node stops")
     interfaces = choose(read_interfaces(), settings.interfaces)
     addresses = [Address(str(host), listener.port) for interface in interfaces for host in interface.addresses]
     await links.open(listener, tuple(addresses[:16]))

@@ -67,6 +67,8 @@ async def dial(
         for task in tries:
             if not task.done():
                 task.cancel()
+            elif isinstance(lost := task.result(), Dialled) and lost is not winner:
+                await lost.socket.close()
     if winner is None:
         raise DialError("nobody of this mesh answers at " + ", ".join(f"{a.host}:{a.port}" for a in addresses))
     return winner

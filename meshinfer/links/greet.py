@@ -30,6 +30,7 @@ class _Version(msgspec.Struct, frozen=True, tag="hello"):
 
 async def greet(ws: Any, mine: Hello) -> Hello:
     """Exchange hellos over a WebSocket on TLS. Raises GreetingError, CertificateError."""
+    certified = certified_id(_certificate(ws))  # now: the other side may close at any moment
     outbox = Outbox()
     outbox.put(pack(msgspec.structs.replace(mine, clock_s=time.time())))
     piece = outbox.take()
@@ -44,7 +45,7 @@ async def greet(ws: Any, mine: Hello) -> Hello:
     if got.type is not aiohttp.WSMsgType.BINARY:
         why = f": {got.extra}" if isinstance(got.extra, str) and got.extra else ""
         raise GreetingError(f"the other side closed the connection{why}")
-    return check_hello(got.data, certified_id(_certificate(ws)))
+    return check_hello(got.data, certified)
 
 
 def check_hello(piece: bytes, certified: str) -> Hello:

@@ -69,6 +69,9 @@ class Handler:
     def link_lost(self, node: NodeId) -> None:
         """A link is gone, and with it what was under way; there may be a new one already."""
 
+    def task_failed(self, name: str, error: BaseException) -> None:
+        """A task of the links ended as it should not."""
+
     def received(self, sender: NodeId, message: msgspec.Struct, payload: memoryview) -> None:
         """A message came that links themselves do not answer."""
 
@@ -204,6 +207,9 @@ class Links:
         except DialError:
             self._happen(DialFailed(addresses))
             return
+        except Exception:
+            self._happen(DialFailed(addresses))
+            raise
         await self._serve(found.socket, found.hello, found.address)
 
     async def _accept(self, request: web.Request) -> web.StreamResponse:
@@ -274,7 +280,7 @@ class Links:
             case Peers(peers=peers):
                 for peer in peers:
                     if peer.id != link.hello.peer.id and peer.addresses:
-                        self.hint(peer.addresses, peer.id)
+                        self._happen(AddressesHinted(peer.addresses, peer.id, lasting=False))
             case Goodbye():
                 return True
             case _:
@@ -292,7 +298,7 @@ class Links:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed: %r", task.get_name(), error, exc_info=error)
+            self._handler.task_failed(task.get_name(), error)
 
 
 def _at(peer: Peer, addresses: tuple[Address, ...]) -> Peer:

@@ -35,6 +35,8 @@ class AddressesHinted:
 
     addresses: tuple[Address, ...]
     id: NodeId | None = None
+    lasting: bool = True
+    """Said by the user or by the node itself, and not only remembered by another one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ DEAD_AFTER_S = 1.6
 GRACE_S = 0.7
 """How long the node with the greater id waits for the other one to dial."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+MAX_TARGETS = 1024
 _FORGET_AFTER_FAILURES = 12
 """Of a node that nothing but other nodes' memory speaks for: some five minutes."""
 
@@ -93,8 +94,8 @@ class Membership:
 
     def _decide(self, event: Event, now: float) -> Iterator[Instruction]:
         match event:
-            case AddressesHinted(addresses, node):
-                self._hint(addresses, node, now)
+            case AddressesHinted(addresses, node, lasting):
+                self._hint(addresses, node, lasting, now)
                 yield from self._dial(now)
             case AdvertWithdrawn(node):
                 for target in self._targets:
@@ -108,18 +109,19 @@ class Membership:
             case TimePassed():
                 yield from self._tick(now)
 
-    def _hint(self, addresses: tuple[Address, ...], node: NodeId | None, now: float) -> None:
+    def _hint(self, addresses: tuple[Address, ...], node: NodeId | None, lasting: bool, now: float) -> None:
         others = tuple(address for address in addresses if address not in self._mine)
         if not others or node == self.me.id:
             return
         target = self._target(node, others)
         if target is None:
             wait = GRACE_S if node is not None and self.me.id > node else 0.0
-            self._targets.append(_Target(others, now + wait, node, lasting=True))
+            if len(self._targets) < MAX_TARGETS:
+                self._targets.append(_Target(others, now + wait, node, lasting=lasting))
         else:
             news = set(others) - set(target.addresses)
             target.addresses = (*others, *(a for a in target.addresses if a not in others))
-            target.lasting = True
+            target.lasting = target.lasting or lasting
             if news and not target.dialling:
                 target.due_at, target.failures = min(target.due_at, now + GRACE_S), 0
 

@@ -51,6 +51,16 @@ class RingPlan:
         """The stage that a node runs, if any."""
         return next((stage for stage in self.stages if stage.node == node), None)
 
+    def neighbours(self, node: NodeId) -> frozenset[NodeId]:
+        """Whom a node of the ring has to have links to: those before and after it, and the head, whom all answer."""
+        nodes = [stage.node for stage in self.stages]
+        if node not in nodes:
+            return frozenset()
+        if node == self.head:
+            return frozenset(nodes) - {node}
+        place = nodes.index(node)
+        return frozenset({nodes[place - 1], nodes[(place + 1) % len(nodes)], self.head}) - {node}
+
     def after(self, node: NodeId) -> NodeId:
         """The node that the output of `node` goes to: of the tail, the head."""
         nodes = [stage.node for stage in self.stages]

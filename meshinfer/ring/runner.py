@@ -56,6 +56,8 @@ class RingRunner:
         self.timings: deque[StepTiming] = deque(maxlen=KEPT_TIMINGS)
         self.busy_at = 0.0
         """When the stage last had a step, in monotonic seconds."""
+        self.gave_tokens = False
+        """Whether tokens have come round, at the head."""
         self.failures = 0
         """Steps that failed here one after the other."""
 
@@ -175,6 +177,7 @@ class RingRunner:
             return
         began = time.monotonic()
         number = StepNumber(message.step)
+        self.gave_tokens = self.gave_tokens or bool(message.tokens)
         drawn = {SequenceId(sequence): token for sequence, token in message.tokens}
         emissions = self.scheduler.complete(number, drawn)
         self._emit(emissions)

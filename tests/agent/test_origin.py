@@ -88,7 +88,7 @@ class World:
             **more,
         )
         if text != self.lost:
-            self.origin.received(message)
+            self.origin.received(HEAD if asked.epoch == 1 else OTHER, message)
 
 
 def job(prompt: str = "abc", stop: tuple[str, ...] = (), max_tokens: int | None = 10, model: str | None = None) -> Job:
@@ -128,7 +128,7 @@ def test_what_is_still_to_come_is_asked_of_the_next_ring() -> None:
         world.emit("xy")
         first = world.submits[-1][1]
         world.origin.serve(plan(2, OTHER))
-        world.origin.received(Emit(epoch=1, number=first.number, tokens=(ord("!"),)))  # late, from the old ring
+        world.origin.received(HEAD, Emit(epoch=1, number=first.number, tokens=(ord("!"),)))  # late, from the old ring
         world.emit("z", "length")
 
     text, finish, world = told(ring)
