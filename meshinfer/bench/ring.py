@@ -26,6 +26,9 @@ READY_S = 240.0
 CLOSE_S = 20.0
 PROMPT_TOKENS = 16
 TRIES = 3
+SETTLE_S = 45.0
+SPOILT = 3
+"""Rounds that may be measured again because the ring was changed in them."""
 POLL_S = 0.25
 
 
@@ -110,6 +113,13 @@ class _Ring:
         self._until(serves, f"no ring of {stages} stages: see {self._root}")
         return tuple(f"{s['node']} {s['first']}-{s['last']}" for s in said["plan"]["stages"])
 
+    def settle(self, options: RingOptions) -> None:
+        """Use the ring for a while, so that nodes learn how fast they are, and the leader plans for that."""
+        self.ready(len(self._hosts))
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            self.load(self.head(), max(options.users), options.tokens)
+
     def head(self) -> int:
         """The number of the host that runs the first stage."""
         return int(self.ask(1)["status"]["plan"]["stages"][0]["node"].removeprefix("pc-"))
@@ -162,34 +172,54 @@ def measure(root: Path, model: str, graph: Path, options: RingOptions, progress:
 
     Raises InputError where no hosts can be made here, MeshinferError where the ring does not come.
     """
-    rates: dict[int, list[float]] = {users: [] for users in options.users}
-    timings: dict[int, dict[str, Any]] = {}
-    unsplit: list[float] = []
-    steps = options.rounds * (1 + len(options.users))
+    rounds: list[_Round] = []
     with lab_hosts(options.hosts) as hosts, _baseline(graph, options) as decode:
         ring = _Ring(hosts, root)
         try:
             progress("load", 0, 1)
             ring.start(model, options)
-            stages = ring.ready(options.hosts)
+            ring.settle(options)
             progress("load", 1, 1)
-            head = ring.head()
-            for turn in range(options.rounds):
-                unsplit.append(decode())
-                for index, users in enumerate(options.users):
-                    progress("measure", turn * (1 + len(options.users)) + index + 1, steps)
-                    said = ring.load(head, users, options.tokens)
-                    rates[users].append(said["rate"])
-                    timings[users] = said["status"]["timing"]
-            progress("measure", steps, steps)
+            for _ in range(options.rounds + SPOILT):
+                progress("measure", len(rounds), options.rounds)
+                stages = ring.ready(options.hosts)
+                taken = _round(ring, decode, options)
+                if ring.ready(options.hosts) != stages:  # what was measured is of no one ring
+                    rounds.clear()
+                    continue
+                rounds.append(taken)
+                if len(rounds) == options.rounds:
+                    break
+            progress("measure", len(rounds), options.rounds)
         finally:
             ring.close()
+    if not rounds:
+        raise MeshinferError("the ring changed again and again: is the machine busy?")
+    unsplit = [taken.unsplit for taken in rounds]
+    rates = {users: [taken.rates[users] for taken in rounds] for users in options.users}
+    timings = rounds[-1].timings
     base = statistics.median(unsplit)
     rows = tuple(
         RingRow(users, m := statistics.median(values), min(values), max(values), m / base, timings[users] or {})
         for users, values in rates.items()
     )
     return RingResult(tuple(unsplit), stages, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What every contender did in turn."""
+
+    unsplit: float
+    rates: dict[int, float]
+    timings: dict[int, dict[str, Any]]
+
+
+def _round(ring: _Ring, decode: Callable[[], float], options: RingOptions) -> _Round:
+    head = ring.head()
+    said = {users: ring.load(head, users, options.tokens) for users in options.users}
+    rates = {users: float(answer["rate"]) for users, answer in said.items()}
+    return _Round(decode(), rates, {users: answer["status"]["timing"] for users, answer in said.items()})
 
 
 @contextmanager
