@@ -89,6 +89,7 @@ DEFAULT_CONTEXT_TOKENS = 4096
 ASK_AGAIN_S = 1.0
 MAX_FAILURES = 3
 """Steps that fail one after the other before a stage counts as broken."""
+MEASURING = "measuring"
 MAX_EARLY = 64
 STUCK_S = 60.0
 """How long a step may take before its ring counts as broken."""
@@ -183,7 +184,7 @@ class Agent(Handler):
             try:
                 manifest = await asyncio.to_thread(self.models.find, name, self.reporter.adding)
             finally:
-                self.reporter.say("idle")
+                self._rest()
             name, fingerprint = manifest.name, manifest.fingerprint()
         precision: Precision = "exact" if self.settings.exact else "fast"
         old = self.negotiation.choice
@@ -341,7 +342,7 @@ class Agent(Handler):
 
     def _say_prepared_no_more(self) -> None:
         """What this node does when the stage it was preparing does not come."""
-        self._say("idle" if self.stages.serving is None else "serving")
+        self._rest()
 
     def _head_ratio(self) -> float | None:
         """How much longer than a layer the head takes, where some node has measured both."""
@@ -416,12 +417,12 @@ class Agent(Handler):
         self._say("asking for the manifest")
         manifest = await _had("the manifest", choice, lambda: self.exchange.manifest(choice.fingerprint))
         self.models.know(manifest, choice.fingerprint)
-        self._say("measuring")
+        self._say(MEASURING)
         await self._measured.wait()  # a node that says nothing of its speed would count as slow
         kv = manifest.kv_backends[0] if manifest.kv_backends else "stateful"
         await asyncio.to_thread(self.capacity.calibrate, self.models.store, manifest, kv, choice.precision)
-        self._say("idle")
-        self._refresh()
+        if self.reporter.phase == MEASURING:  # and not at work for a plan by now
+            self._rest()
         self._handle(ManifestKnown(choice.fingerprint))
         self.origin.model = await _had(
             "the tokenizer", choice, lambda: self.models.serve(choice, manifest, self.exchange.fetch)
@@ -436,6 +437,9 @@ class Agent(Handler):
         plan, model = self.negotiation.committed, self.origin.model
         has_model = plan is not None and model is not None and model.choice == plan.choice
         return self.reporter.readiness(self.negotiation, serving, self._ready, has_model=has_model)
+
+    def _rest(self) -> None:
+        self._say("idle" if self.stages.serving is None else "serving")
 
     def _say(self, phase: str) -> None:
         self.reporter.say(phase)

@@ -24,14 +24,14 @@ class Reporter:
 
     def __init__(self, name: str, capacity: Capacity, models: Models, exchange: Exchange) -> None:
         self._name, self._capacity, self._models, self._exchange = name, capacity, models, exchange
-        self._phase, self._done, self._total = "starting", 0, 0
+        self.phase, self._done, self._total = "starting", 0, 0
         self._memory_at, self._memory_bytes = -MEMORY_EVERY_S, 0
         self.trouble = ""
         """What last went wrong with a choice of a model, for people."""
 
     def say(self, phase: str, done: int = 0, total: int = 0) -> None:
         """What is being done now, and how far that is."""
-        self._phase, self._done, self._total = phase, done, total
+        self.phase, self._done, self._total = phase, done, total
 
     def adding(self, phase: str, done: int, total: int) -> None:
         """A `Progress` of adding a model."""
@@ -65,7 +65,7 @@ class Reporter:
             serving=serving,
             ready=ready,
             models=models.named,
-            phase="fetching" if fetching else self._phase[:200],
+            phase="fetching" if fetching else self.phase[:200],
             done=exchange.done if fetching else self._done,
             total=exchange.total if fetching else self._total,
             fetched_bytes=exchange.fetched_bytes,
@@ -83,7 +83,7 @@ class Reporter:
         return Readiness(False, self._what_is_done(negotiation), RETRY_AFTER_S)
 
     def _what_is_done(self, negotiation: Negotiation) -> str:
-        if negotiation.choice is None and self._phase in ("idle", "starting"):
+        if negotiation.choice is None and self.phase in ("idle", "starting"):
             return self.trouble or negotiation.why or "no model is chosen yet: meshinfer use MODEL, at any node"
         doing: dict[str, list[Report]] = {}
         for _, report in sorted(negotiation.reports.items()):
