@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -58,7 +59,7 @@ class Reporter:
             head_s=capacity.head_s,
             shards=models.shards,
             links=tuple(
-                LinkReport(link.hello.peer.id, _rough(link.health.rtt_s), _rough(link.health.goodput_bytes_s))
+                LinkReport(link.hello.peer.id, _coarse(link.health.rtt_s), _rough(link.health.goodput_bytes_s))
                 for link in links
             ),
             epoch=negotiation.seen,
@@ -97,6 +98,11 @@ def _in_words(phase: str, nodes: Sequence[Report]) -> str:
     names = ", ".join(report.name for report in nodes[:_NAMED]) + (", ..." if len(nodes) > _NAMED else "")
     done, total = sum(report.done for report in nodes), sum(report.total for report in nodes)
     return f"{names} {'is' if len(nodes) == 1 else 'are'} {phase}" + (f" {done * 100 // total} %" if total else "")
+
+
+def _coarse(value: float) -> float:
+    """The nearest power of 1.5: a round trip never stays the same, and every change is told to everybody."""
+    return 1.5 ** round(math.log(value, 1.5)) if value > 0 else 0.0
 
 
 def _rough(value: float) -> float:

@@ -70,6 +70,8 @@ REFUSED_S = 3.0
 MOST_DOUBLINGS = 5
 GAIN = 1.15
 """How much faster a new plan has to be before it takes the place of one that works."""
+RETURN_S = 3.0
+"""How long a leader that starts again waits for the nodes of the plan of before."""
 YOUNG_S = 30.0
 """How long a plan is left alone where only numbers have changed: many are measured while everything starts."""
 RETHINK_S = 3.0
@@ -110,6 +112,7 @@ class Negotiation:
     """The greatest epoch heard of."""
     _promised: int = 0
     """The greatest epoch that this node itself has accepted or served."""
+    _began_at: float | None = None
     _manifest: str = ""
     _since: dict[NodeId, float] = field(default_factory=dict)
     """From when on the members are given time to measure themselves."""
@@ -150,6 +153,8 @@ class Negotiation:
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What is to be done about an event."""
+        if self._began_at is None:
+            self._began_at = now
         done = list(self._decide(event, now))
         done += self._lead(now)
         return done
@@ -340,6 +345,8 @@ class Negotiation:
         self._excluded = {n: entry for n, entry in self._excluded.items() if entry[0] > now and n in self.members}
         if now - self._changed_at < SETTLE_S or not all(self._measured(node, now) for node in self.members):
             return
+        if self._awaits_the_others(now):
+            return
         situation = Situation.of(self.choice, self._excluded, self.reports)
         changed, holds = not situation.like(self._planned_for), self._holds(now)
         if holds and situation.same_nodes(self._planned_for):
@@ -358,6 +365,11 @@ class Negotiation:
             kept = None
         self._order = MakePlan(self._orders, self.choice, dict(self.reports), kept, left_out)
         yield self._order
+
+    def _awaits_the_others(self, now: float) -> bool:
+        """Whether nodes of the plan of before may be starting again as well: it would be compiled soonest."""
+        missing = self.committed is None and self.last is not None and not self.last.nodes <= set(self.members)
+        return missing and now - (self._began_at or now) < RETURN_S
 
     def _measured(self, node: NodeId, now: float) -> bool:
         """Whether a node knows how fast it is with the model, or has had the time to find out."""
