@@ -7,6 +7,8 @@ from collections import deque
 
 PROBE_BYTES = 256 << 10
 PROBE_EVERY_S = 60.0
+FIRST_ECHOES, ECHO_EVERY_S = 3, 2.0
+"""Round trips that are measured at once, and how often after that: every echo wakes two processors."""
 _SAMPLES = 9
 _LEAST_S = 1e-4
 """A probe that seems to take less was measured too coarsely to tell."""
@@ -18,6 +20,7 @@ class Health:
     def __init__(self) -> None:
         self._sent: dict[int, tuple[float, int]] = {}
         self._stamp = 0
+        self._asked_at = 0.0
         self._rtts: deque[float] = deque(maxlen=_SAMPLES)
         self._goodputs: deque[float] = deque(maxlen=3)
         self.probed_at: float | None = None
@@ -39,6 +42,13 @@ class Health:
             self._goodputs.append(size_bytes / max(now - sent - self.rtt_s, _LEAST_S))
         else:
             self._rtts.append(now - sent)
+
+    def wants_echo(self, now: float) -> bool:
+        """Whether it is time to measure the round trip; asked before each heartbeat."""
+        due = len(self._rtts) < FIRST_ECHOES or now - self._asked_at >= ECHO_EVERY_S
+        if due:
+            self._asked_at = now
+        return due
 
     def wants_probe(self, now: float) -> bool:
         """Whether it is time to measure the goodput: once the round trip is known, then now and then."""

@@ -188,7 +188,7 @@ class Links:
         if link is None:
             return
         now = time.monotonic()
-        link.post(Heartbeat(stamp=link.health.stamp(now)))
+        link.post(Heartbeat(stamp=link.health.stamp(now) if link.health.wants_echo(now) else 0))
         if link.health.wants_probe(now):
             link.health.probed_at = now
             link.post(Probe(stamp=link.health.stamp(now, PROBE_BYTES), padding=random.randbytes(PROBE_BYTES)))
@@ -273,6 +273,8 @@ class Links:
     def _take(self, link: Link, message: msgspec.Struct, payload: memoryview) -> bool:
         """Handle one message; whether its sender leaves for good."""
         match message:
+            case Heartbeat(stamp=0):
+                pass
             case Heartbeat(stamp=stamp) | Probe(stamp=stamp):
                 link.post(Echo(stamp=stamp))
             case Echo(stamp=stamp):

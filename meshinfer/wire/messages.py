@@ -41,7 +41,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="beat"):
-    """The sender lives. Answered at once by an `Echo` of its stamp, which gives the round trip."""
+    """The sender lives. Answered at once by an `Echo` of its stamp, which gives the round trip; 0 wants none."""
 
     stamp: Word
 
