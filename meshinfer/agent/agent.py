@@ -299,7 +299,7 @@ class Agent(Handler):
             case DropStage():
                 if self._preparing is not None and not self._preparing.done():
                     self._preparing.cancel()
-                    self._say_prepared_no_more()
+                    self._rest()
                 self._spawn(self.stages.drop(), "drop a stage")
             case Serve(plan, pool):
                 self._serve(plan, pool)
@@ -337,12 +337,8 @@ class Agent(Handler):
         self._handle(StageReady(plan.epoch, pool))
 
     def _not_prepared(self, plan: Plan, reason: str) -> None:
-        self._say_prepared_no_more()
-        self._handle(StageFailed(plan.epoch, reason))
-
-    def _say_prepared_no_more(self) -> None:
-        """What this node does when the stage it was preparing does not come."""
         self._rest()
+        self._handle(StageFailed(plan.epoch, reason))
 
     def _head_ratio(self) -> float | None:
         """How much longer than a layer the head takes, where some node has measured both."""
@@ -439,6 +435,7 @@ class Agent(Handler):
         return self.reporter.readiness(self.negotiation, serving, self._ready, has_model=has_model)
 
     def _rest(self) -> None:
+        """Say what this node does when it is at work for nothing new."""
         self._say("idle" if self.stages.serving is None else "serving")
 
     def _say(self, phase: str) -> None:

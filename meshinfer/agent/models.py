@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from meshinfer.agent.origin import ServedModel
-from meshinfer.errors import InputError, MeshinferError, ModelNotFoundError, SourceError
+from meshinfer.errors import InputError, MeshinferError, SourceError
 from meshinfer.files import disk
 from meshinfer.files.progress import Progress
 from meshinfer.models.add import add_model
@@ -83,7 +83,7 @@ class Models:
         """A model by its name here, or made from its source. Raises all that adding a model does."""
         try:
             return self.store.load(name)
-        except (ModelNotFoundError, InputError):
+        except InputError:
             manifest = add_model(Store(self.store.folders), name, progress=progress)
             self.look_for_models()
             return manifest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,8 +81,3 @@ def api_url(host: str, port: int) -> str:
 
 def _path(folders: Folders) -> Path:
     return folders.home / _FILE
-
-
-def own_pid() -> int:
-    """The number of this process."""
-    return os.getpid()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Callable, Coroutine
@@ -15,7 +16,7 @@ from meshinfer import __version__
 from meshinfer.agent.admin import admin_routes, status_of
 from meshinfer.agent.agent import Agent
 from meshinfer.agent.capacity import Capacity
-from meshinfer.agent.runtime import Runtime, api_url, new_token, only_agent, own_pid, write_runtime
+from meshinfer.agent.runtime import Runtime, api_url, new_token, only_agent, write_runtime
 from meshinfer.agent.signals import on_stop
 from meshinfer.api.guard import Guard
 from meshinfer.api.server import serve
@@ -109,7 +110,9 @@ async def _run_once(
         await agent.start(links)
         for peer in settings.peers:
             links.hint([Address(*host_port(peer, DEFAULT_PORT))])
-        write_runtime(folders, Runtime(own_pid(), about["api"], listener.port, settings.name, token, settings.api_key))
+        write_runtime(
+            folders, Runtime(os.getpid(), about["api"], listener.port, settings.name, token, settings.api_key)
+        )
         if settings.discovery:
             mdns = await _discover(closing, agent, links, identity, listener.port, settings)
         log.info("node %s, API %s, port %d for other nodes", settings.name, about["api"], listener.port)

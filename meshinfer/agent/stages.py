@@ -47,7 +47,7 @@ class StageKey:
 
 @dataclass(slots=True)
 class OpenStage:
-    """A compiled stage; `bytes` is what weights and KV cache take."""
+    """A compiled stage; `size_bytes` is what weights and KV cache take."""
 
     key: StageKey
     stage: Stage
@@ -80,7 +80,7 @@ class Stages:
         demand = demand_of(choice, manifest)
         budget = sum(spec.kv_bytes_per_token for spec in specs) * demand.context_tokens * demand.sequences
         options = self._capacity.options(plan.kv, choice.precision, budget)
-        key = StageKey(manifest.fingerprint(), part.start, part.stop, options)
+        key = StageKey(choice.fingerprint, part.start, part.stop, options)
         if self.serving is not None and self.serving.key == key:
             self._prepared = plan.epoch, self.serving
             return self.serving.pool

@@ -72,10 +72,10 @@ def wait_until_ready(client: Client, seconds: float) -> dict[str, Any]:
     return status
 
 
-def prompt_text(given: str | None, example: str) -> str:
-    """A prompt, from stdin where it is not given. Raises InputError where there is none."""
+def prompt_text(given: str | None, example: str, missing: str = "no prompt") -> str:
+    """A prompt, from stdin where it is not given. Raises InputError where there is none, and says it is `missing`."""
     if given is None and (sys.stdin is None or sys.stdin.isatty()):
-        raise InputError(f"no prompt: give one, as in: {example}")
+        raise InputError(f"{missing}: give one, as in: {example}")
     try:
         text = sys.stdin.buffer.read().decode("utf-8-sig") if given is None else given
     except UnicodeDecodeError as error:

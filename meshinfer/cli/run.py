@@ -8,10 +8,10 @@ from contextlib import ExitStack
 
 import click
 
+from meshinfer.cli.answers import prompt_text
 from meshinfer.cli.show import progress_bars, spinner
 from meshinfer.cli.words import plural
 from meshinfer.config import Folders
-from meshinfer.errors import InputError
 
 
 @click.command("run")
@@ -59,7 +59,7 @@ def command(
     from meshinfer.models.chat import Chat, ChatOptions
     from meshinfer.types import kv_backend
 
-    text = _prompt(prompt, model)
+    text = prompt_text(prompt, 'meshinfer run smollm2-135m "Why?"', f"no prompt for the model '{model}'")
     options = ChatOptions(
         stages=stages,
         kv=kv_backend(kv) if kv else None,
@@ -94,16 +94,3 @@ def command(
             f"first token {first - ready:.3f} s, then {rate:.1f} tokens/s",
             err=True,
         )
-
-
-def _prompt(given: str | None, model: str) -> str:
-    """The prompt, from stdin where it is not given. Raises InputError where there is none."""
-    if given is None and (sys.stdin is None or sys.stdin.isatty()):
-        raise InputError(f"no prompt for the model '{model}': give one, as in: meshinfer run smollm2-135m \"Why?\"")
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8-sig") if given is None else given
-    except UnicodeDecodeError as error:
-        raise InputError(f"the prompt on stdin is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    if not text.strip():
-        raise InputError("the prompt is empty")
-    return text

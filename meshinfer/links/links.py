@@ -124,11 +124,7 @@ class Links:
 
     def hint(self, addresses: Sequence[Address], node: NodeId | None = None) -> None:
         """An advert, the user or another node says where a node may be."""
-        self._happen(AddressesHinted(tuple(addresses), node))
-
-    def happen(self, event: Event) -> None:
-        """Something else that membership should know."""
-        self._happen(event)
+        self.happen(AddressesHinted(tuple(addresses), node))
 
     def post(
         self, node: NodeId, message: msgspec.Struct, payloads: Sequence[bytes] = (), lane: Lane = Lane.SMALL
@@ -160,7 +156,8 @@ class Links:
 
     # --- membership ---------------------------------------------------------------------------------------------
 
-    def _happen(self, event: Event) -> None:
+    def happen(self, event: Event) -> None:
+        """Tell membership something, and do what it decides."""
         for instruction in self._state.handle(event, time.monotonic()):
             self._do(instruction)
 
@@ -196,7 +193,7 @@ class Links:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._happen(TimePassed())
+            self.happen(TimePassed())
 
     # --- connections --------------------------------------------------------------------------------------------
 
@@ -205,10 +202,10 @@ class Links:
         try:
             found = await dial(self._session, addresses, self.hello, self.failures)
         except DialError:
-            self._happen(DialFailed(addresses))
+            self.happen(DialFailed(addresses))
             return
         except Exception:
-            self._happen(DialFailed(addresses))
+            self.happen(DialFailed(addresses))
             raise
         await self._serve(found.socket, found.hello, found.address)
 
@@ -236,7 +233,7 @@ class Links:
         link.clock_offset_s = hello.clock_s - time.time()
         rival = self._by_node.get(hello.peer.id)
         self._links[link.number] = self._by_node[hello.peer.id] = link
-        self._happen(LinkOpened(link.number, hello.peer, dialled))
+        self.happen(LinkOpened(link.number, hello.peer, dialled))
         if self._links.get(link.number) is not link:  # membership has closed it again
             if rival is not None and self._links.get(rival.number) is rival:
                 self._by_node[hello.peer.id] = rival
@@ -250,7 +247,7 @@ class Links:
             async for got in link.read():
                 if self._links.get(link.number) is not link:
                     return
-                self._happen(FrameArrived(link.number))
+                self.happen(FrameArrived(link.number))
                 if got is not None:
                     left = self._take(link, *got) or left
         except FrameError as error:
@@ -261,7 +258,7 @@ class Links:
             known = self._links.get(link.number) is link
             self._forget(link)
             if known:
-                self._happen(LinkLost(link.number, left))
+                self.happen(LinkLost(link.number, left))
 
     def _forget(self, link: Link) -> None:
         if self._links.pop(link.number, None) is None:
@@ -282,7 +279,7 @@ class Links:
             case Peers(peers=peers):
                 for peer in peers:
                     if peer.id != link.hello.peer.id and peer.addresses:
-                        self._happen(AddressesHinted(peer.addresses, peer.id, lasting=False))
+                        self.happen(AddressesHinted(peer.addresses, peer.id, lasting=False))
             case Goodbye():
                 return True
             case _:

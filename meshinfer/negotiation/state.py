@@ -274,10 +274,7 @@ class Negotiation:
             return "another model is chosen here"
         if plan.stage_of(self.me) is None:
             return "the plan has no stage for this node"
-        neighbours = {plan.ring.after(self.me), plan.ring.head} | {
-            stage.node for stage in plan.ring.stages if plan.ring.after(stage.node) == self.me
-        }
-        missing = sorted(neighbours - set(self.members))
+        missing = sorted(plan.ring.neighbours(self.me) - set(self.members))
         return f"no link to {', '.join(node[:8] for node in missing)}" if missing else ""
 
     def _prepare(self, sender: NodeId, epoch: int) -> Iterator[Instruction]:
